@@ -1,0 +1,76 @@
+# make sweep   set up .venv, then sweep the example and expect jitwatch to find its guilty length
+# make test    set up .venv, then run the tests and the linters
+# make lint    set up .venv, then run the linters only
+#
+# PYTHON=python3 given: that interpreter is used as it is, without a virtual environment and
+# without installing anything.
+
+TORCH ?= 2.13.0
+# Installed where torch brings no Triton of its own (its CPU builds).
+TRITON ?= 3.6.0
+BASE_PYTHON ?= python3
+DEVICE ?= auto
+TARGET ?= examples.fla.target:Target
+SWEEP_ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+STAMP := $(VENV)/.set-up
+
+ifeq ($(origin PYTHON),undefined)
+PY := $(VENV)/bin/python
+SETUP := $(STAMP)
+else
+PY := $(PYTHON)
+SETUP :=
+endif
+
+# Expanded when a recipe runs, so after the set-up. A GPU compiles for real; without one the
+# variants' names are enough.
+HAS_GPU = $(shell $(PY) -c 'import torch; print(torch.cuda.is_available())' 2>/dev/null)
+KEYS_ONLY = $(if $(filter True,$(HAS_GPU)),,--keys-only)
+
+.PHONY: sweep test lint pytest
+.DEFAULT_GOAL := test
+
+# The example has one guilty length: 1 is the right answer, a clean 0 is as wrong as a 2.
+sweep: $(SETUP)
+	@$(PY) -m jitwatch sweep --target $(TARGET) --package fla --min 11 --max 2560 \
+	    --device $(DEVICE) $(KEYS_ONLY) $(SWEEP_ARGS); \
+	status=$$?; \
+	test $$status -eq 1 || { \
+	    echo "make sweep: jitwatch returned $$status; it finds one guilty length and returns 1" >&2; \
+	    exit 1; \
+	}
+
+test: pytest lint
+
+pytest: $(SETUP)
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+ifeq ($(SETUP),)
+# A borrowed interpreter may lack the linters: say so rather than fail what it was borrowed for.
+lint:
+	@if $(PY) -c 'import mypy, ruff' 2>/dev/null; then \
+	    $(MAKE) --no-print-directory lint-here; \
+	else \
+	    echo "lint: not run, $(PY) has no mypy or no ruff" >&2; \
+	fi
+else
+lint: $(SETUP)
+	@$(MAKE) --no-print-directory lint-here
+endif
+
+.PHONY: lint-here
+lint-here:
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+$(STAMP): pyproject.toml setup.py $(wildcard jitwatch/sources/driver.c)
+	$(BASE_PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet torch==$(TORCH)
+	$(VENV)/bin/python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("triton") is None)' \
+	    || $(VENV)/bin/python -m pip install --quiet triton==$(TRITON)
+	$(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Targets to sweep from a checkout. Not shipped in the wheel."""

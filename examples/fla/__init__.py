@@ -1,0 +1,1 @@
+"""flash-linear-attention's kernels as a target."""

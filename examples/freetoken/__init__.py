@@ -1,0 +1,1 @@
+"""FreeToken, a whole engine from PyPI, as a target."""

@@ -1,0 +1,27 @@
+"""jitwatch proves that no inference request pays for a JIT compile or a CUDA module load.
+
+`load` reads a run directory back as reports. The rest is the command line,
+`jitwatch sweep`, and the pytest plugin, `pytest --jitwatch`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jitwatch.report import Report
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "load"]
+
+
+def load(run_dir: str | Path) -> list[Report]:
+    """The reports of a run directory, one for each device.
+
+    Raises:
+        RunFileError: it is no run directory, or can't be read.
+    """
+    from jitwatch.log import read_report, run_dirs
+
+    return [read_report(folder) for folder in run_dirs(Path(run_dir))]

@@ -1,0 +1,7 @@
+"""`python -m jitwatch`."""
+
+import sys
+
+from jitwatch.cli import main
+
+sys.exit(main())

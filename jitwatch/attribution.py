@@ -1,0 +1,175 @@
+"""Who an event belongs to: the hook that explains it, its owner, the requests that paid.
+
+Pure functions over recorded data: no I/O, no clock, no torch.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jitwatch.events import Event, Step
+
+IN_REPO = "in-repo"
+#: Folders beneath a repository that hold other people's code.
+FOREIGN_FOLDERS = ("site-packages", "dist-packages", ".venv", "venv", ".tox", ".nox", "node_modules")
+
+#: Owners of kernels that no compiler hook explains, by symbol name.
+KERNEL_OWNERS = (
+    ("cublas", re.compile(r"nvjet|cublas|gemv|gemmk|splitK|_gemm_|xmma|dot_kernel|reduce_1Block")),
+    ("cudnn", re.compile(r"cudnn")),
+    ("nccl", re.compile(r"nccl", re.IGNORECASE)),
+    ("flash-attention", re.compile(r"flash_(fwd|bwd)|flash::")),
+    ("inductor", re.compile(r"^triton_(poi|red|per|tem|mm|for)_")),
+    ("torch", re.compile(r"at6native|at_cuda_detail|^_ZN2at|c10|3cub|cub::|thrust|8at_cuda|fmha")),
+    ("cutlass", re.compile(r"cutlass")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """A late event and who waited: `inferred` where its own thread had no step."""
+
+    event: Event
+    requests: tuple[str, ...]
+    inferred: bool
+
+
+def explain(events: Sequence[Event]) -> list[Event]:
+    """Give each driver load the compiler's load around it as parent, with its kernel and variant.
+
+    The two are matched by process, thread and time; a load that already names
+    its parent (the simulated device) keeps it.
+    """
+    hooks: dict[tuple[int, int], list[Event]] = {}
+    for event in events:
+        if event.kind == "load" and event.source != "driver":
+            hooks.setdefault((event.pid, event.tid), []).append(event)
+    starts = {key: [hook.start_ns for hook in found] for key, found in hooks.items()}
+    by_seq = {(event.pid, event.seq): event for event in events}
+    explained = []
+    for event in events:
+        if event.kind != "load" or event.source != "driver":
+            explained.append(event)
+            continue
+        parent = by_seq.get((event.pid, event.parent)) if event.parent is not None else None
+        if parent is None:
+            key = (event.pid, event.tid)
+            index = bisect.bisect_right(starts.get(key, []), event.start_ns) - 1
+            found = hooks[key][index] if index >= 0 else None
+            if found is not None and (found.end_ns is None or event.start_ns <= found.end_ns):
+                parent = found
+        if parent is None or parent.kind != "load":
+            explained.append(event)
+            continue
+        explained.append(
+            replace(
+                event,
+                parent=parent.seq,
+                kernel=parent.kernel,
+                variant=parent.variant,
+                file=parent.file,
+                line=parent.line,
+                stack=parent.stack,
+                step=parent.step if event.step is None else event.step,
+            )
+        )
+    return explained
+
+
+def place(
+    events: Iterable[Event], repo: str | None, packages: Mapping[str, Sequence[str]]
+) -> list[Event]:
+    """Fill in each event's origin: `in-repo`, else the owner's name.
+
+    `repo` is the folder under test, `packages` the folders of each `--package`.
+    """
+    return [replace(event, origin=origin_of(event, repo, packages)) for event in events]
+
+
+def origin_of(event: Event, repo: str | None, packages: Mapping[str, Sequence[str]]) -> str:
+    """The origin of one event, by its kernel's source file, else by its symbol names."""
+    if event.file is None:
+        return owner_of_kernel(event.kernel)
+    for folders in packages.values():
+        if any(_is_under(event.file, folder) for folder in folders):
+            return IN_REPO
+    if "torchinductor" in event.file:
+        return "inductor"
+    if repo is not None and _is_under(event.file, repo):
+        inside = event.file[len(repo.rstrip("/")) + 1 :].split("/")
+        if not any(part in FOREIGN_FOLDERS for part in inside):
+            return IN_REPO
+    match = re.search(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)", event.file)
+    return match.group(1) if match else "other"
+
+
+def owner_of_kernel(names: str) -> str:
+    """The library that kernels of these symbol names (joined by commas) come from."""
+    for owner, pattern in KERNEL_OWNERS:
+        if pattern.search(names):
+            return owner
+    return "unknown"
+
+
+def charge(
+    events: Iterable[Event], steps: Sequence[Step], ready_ns: int | None, until_ns: int | None
+) -> list[Charge]:
+    """The late events, each with the requests that waited for it.
+
+    Late is what began at or after `ready_ns` and before `until_ns` (probes come
+    after it). An event whose thread had no step is charged to the step open in its
+    process at that time, or to nobody.
+    """
+    if ready_ns is None:
+        return []
+    by_id = {(step.pid, step.id): step for step in steps}
+    charges = []
+    for event in events:
+        if event.start_ns < ready_ns or (until_ns is not None and event.start_ns >= until_ns):
+            continue
+        step = by_id.get((event.pid, event.step)) if event.step is not None else None
+        inferred = step is None
+        if step is None:
+            step = _open_step(steps, event)
+        charges.append(Charge(event, step.requests if step else (), inferred))
+    return charges
+
+
+def root_of(event: Event, by_seq: Mapping[tuple[int, int], Event], kind: str) -> Event | None:
+    """The nearest enclosing event of `kind`, or None."""
+    parent = event.parent
+    while parent is not None:
+        found = by_seq.get((event.pid, parent))
+        if found is None or found.kind == kind:
+            return found
+        parent = found.parent
+    return None
+
+
+def union_ms(spans: Iterable[tuple[int, int]]) -> float:
+    """The length of a union of `(start_ns, end_ns)` intervals, in ms: overlaps count once."""
+    total, reached = 0, None
+    for start, end in sorted(spans):
+        if reached is None or start > reached:
+            total += end - start
+            reached = end
+        elif end > reached:
+            total += end - reached
+            reached = end
+    return total / 1e6
+
+
+def _is_under(file: str, folder: str) -> bool:
+    return file.startswith(folder.rstrip("/") + "/")
+
+
+def _open_step(steps: Sequence[Step], event: Event) -> Step | None:
+    for step in steps:
+        if step.pid != event.pid or step.start_ns > event.start_ns:
+            continue
+        if step.end_ns is None or step.end_ns >= event.start_ns:
+            return step
+    return None

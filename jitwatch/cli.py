@@ -1,0 +1,207 @@
+"""The command line: `jitwatch sweep`, `report`, `doctor`.
+
+Owns arguments and exit status: 0 pass, 1 fail, 2 could not judge or bad usage.
+Machine output goes to stdout, all else to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import jitwatch
+from jitwatch.errors import JitwatchError, UsageError
+from jitwatch.render.json import render_json
+from jitwatch.render.terminal import render_text
+from jitwatch.report import Report
+from jitwatch.sweep import (
+    MAX_LENGTH,
+    MIN_LENGTH,
+    Progress,
+    SweepOptions,
+    default_repo,
+    lengths_between,
+    new_run_dir,
+    parse_lengths,
+    resolve_devices,
+    run_sweep,
+)
+
+EXIT = {"pass": 0, "inconclusive": 2, "fail": 1}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+    except JitwatchError as error:
+        print(f"jitwatch: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jitwatch: interrupted; what was seen is in the run directory", file=sys.stderr)
+        return 2
+    return status
+
+
+def exit_status(reports: Sequence[Report]) -> int:
+    """The worst of several devices: fail beats inconclusive beats pass."""
+    outcomes = {report.verdict.outcome for report in reports}
+    return next(EXIT[o] for o in ("fail", "inconclusive", "pass") if o in outcomes)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jitwatch",
+        description="Proves that no inference request pays for a compile or a module load.",
+        epilog="Exit status: 0 pass, 1 fail, 2 could not judge or bad usage.",
+    )
+    parser.add_argument("--version", action="version", version=f"jitwatch {jitwatch.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_sweep(commands.add_parser("sweep", help="serve every length, judge each request"))
+    report = commands.add_parser("report", help="show a run directory's report again")
+    report.add_argument("run_dir", type=Path, metavar="RUN")
+    report.add_argument("--format", choices=("text", "json"), default="text")
+    report.set_defaults(run=_report)
+    doctor = commands.add_parser("doctor", help="what can be seen here, what can't; self-test")
+    doctor.add_argument("--json", action="store_true", help="as JSON on stdout")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _add_sweep(sweep: argparse.ArgumentParser) -> None:
+    add = sweep.add_argument
+    add("--target", required=True, metavar="MODULE:ATTR", help="an object with serve(request), …")
+    add("--device", default="auto", help="auto, cuda or sim:BOARD; comma-separated for several")
+    add("--min", type=int, default=MIN_LENGTH, help="shortest prompt, in tokens (%(default)s)")
+    add("--max", type=int, default=MAX_LENGTH, help="longest prompt, in tokens (%(default)s)")
+    add("--step", type=int, default=1, help="every STEP-th length (%(default)s)")
+    add("--lengths", metavar="N,N,…", help="these lengths instead of --min, --max, --step")
+    add("--output-tokens", type=int, default=2, help="tokens to generate (%(default)s)")
+    add("--warmup-lengths", metavar="N,N,…", help="lengths to serve before ready")
+    add("--repo", type=Path, help="the repository under test (the git top level here)")
+    add("--package", action="append", default=[], help="a package under test; may be repeated")
+    add("--fail-on", choices=("in-repo", "any"), default="in-repo")
+    add("--keys-only", action="store_true", help="simulated: compile nothing, count keys")
+    add("--strict-values", action="store_true", help="simulated: an unknown read-back is an error")
+    add("--winners", metavar="RUN", help="simulated: autotuned choices of that run")
+    add("--run-dir", type=Path, help="where to record (a new folder in .jitwatch)")
+    add("--json", metavar="FILE", help="the report as JSON; - for stdout")
+    sweep.set_defaults(run=_sweep)
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    lengths = lengths_between(arguments.min, arguments.max, arguments.step)
+    if arguments.lengths is not None:
+        lengths = parse_lengths(arguments.lengths)
+    devices = resolve_devices(arguments.device)
+    _refuse_simulated_options(arguments, devices)
+    warmup = arguments.warmup_lengths
+    here = Path.cwd()
+    options = SweepOptions(
+        target=arguments.target,
+        devices=devices,
+        lengths=lengths,
+        run_dir=arguments.run_dir or new_run_dir(here),
+        repo=arguments.repo or default_repo(here),
+        packages=tuple(arguments.package),
+        output_tokens=arguments.output_tokens,
+        warmup_lengths=parse_lengths(warmup, "--warmup-lengths") if warmup else (),
+        fail_on=arguments.fail_on,
+        keys_only=arguments.keys_only,
+        strict_values=arguments.strict_values,
+        winners=arguments.winners,
+        path=here,
+        command=shlex.join(["jitwatch", *sys.argv[1:]]),
+    )
+    with progress_bar() as progress:
+        reports = run_sweep(options, progress)
+    _print(reports, arguments.json)
+    print(f"run directory: {options.run_dir}", file=sys.stderr)
+    return exit_status(reports)
+
+
+def _refuse_simulated_options(arguments: argparse.Namespace, devices: Sequence[str]) -> None:
+    for name in ("keys_only", "strict_values", "winners"):
+        if getattr(arguments, name) and "cuda" in devices:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(
+                f"{option} needs a simulated device",
+                "on a GPU kernels are compiled, tuned and launched for real",
+                f"leave {option} out, or use --device sim:h200",
+            )
+
+
+def _print(reports: Sequence[Report], json_file: str | None) -> None:
+    text = "\n".join(render_text(report) for report in reports)
+    if json_file == "-":
+        print(render_json(reports))
+        print(text, end="", file=sys.stderr)
+        return
+    if json_file is not None:
+        try:
+            Path(json_file).write_text(render_json(reports) + "\n")
+        except OSError as error:
+            raise UsageError(
+                f"--json {json_file}: can't be written", str(error), "give a file of your own"
+            ) from error
+    print(text, end="")
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    reports = jitwatch.load(arguments.run_dir)
+    print(
+        render_json(reports)
+        if arguments.format == "json"
+        else "\n".join(render_text(report) for report in reports).rstrip("\n")
+    )
+    return exit_status(reports)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from jitwatch.doctor import examine, render
+
+    found = examine()
+    print(json.dumps(found, indent=1) if arguments.json else render(found))
+    return 0 if found["self_test"]["outcome"] in ("passed", "skipped") else 2
+
+
+def progress_bar() -> AbstractContextManager[Progress | None]:
+    """A progress bar on a terminal, nothing in a pipe or without rich."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    try:
+        from rich.console import Console
+        from rich.progress import MofNCompleteColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+    except ImportError:
+        return nullcontext()
+    return _RichProgress(Bar(*Bar.get_default_columns()[:2], MofNCompleteColumn(),
+                             TimeRemainingColumn(), console=Console(stderr=True)))
+
+
+class _RichProgress:
+    """A task for each device on one rich progress display."""
+
+    def __init__(self, bar: Any) -> None:
+        self.bar = bar
+        self.tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> Progress:
+        self.bar.start()
+        return self.update
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def update(self, device: str, served: int, total: int) -> None:
+        """Show how many of `total` lengths `device` served."""
+        if device not in self.tasks:
+            self.tasks[device] = self.bar.add_task(device, total=total)
+        self.bar.update(self.tasks[device], completed=served)

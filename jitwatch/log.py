@@ -1,0 +1,350 @@
+"""Reads a run directory back: what the recorders of its processes wrote.
+
+Owns the layout of a run directory (`meta.json`, `events-<pid>.jsonl`,
+`driver-<pid>.bin`, `driver-<pid>.stacks`) and tolerates what a killed process
+leaves: torn last lines, events without an end. Hands what it read to `report.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from jitwatch.errors import RunFileError
+from jitwatch.events import SCHEMA, Coverage, Event, Request, SourceState, Step, Variant
+from jitwatch.recorder import FORMAT
+from jitwatch.report import Report, build_report
+from jitwatch.sources.driver import DriverRecord, read_records, read_stacks
+
+META = "meta.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All that a run directory holds, merged over its processes, in start order."""
+
+    meta: dict[str, Any]
+    events: tuple[Event, ...]
+    steps: tuple[Step, ...]
+    requests: tuple[Request, ...]
+    ready_ns: int | None
+    coverage: Coverage
+    facts: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Process:
+    """What one `events-<pid>.jsonl` held."""
+
+    pid: int
+    events: dict[int, Event] = field(default_factory=dict)
+    steps: dict[int, Step] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    ready_ns: int | None = None
+    sources: dict[str, SourceState] = field(default_factory=dict)
+    facts: dict[str, list[Any]] = field(default_factory=dict)
+    dropped: int = 0
+    torn: int = 0
+
+
+def write_meta(run_dir: Path, meta: dict[str, Any]) -> None:
+    """Write `meta.json`: what was asked for, and the environment."""
+    text = json.dumps({"schema": SCHEMA, **meta}, indent=1, sort_keys=True)
+    (run_dir / META).write_text(text + "\n")
+
+
+def run_dirs(path: Path) -> list[Path]:
+    """The run directories under `path`: itself, or one for each device.
+
+    Raises:
+        RunFileError: there is none.
+    """
+    if (path / META).is_file():
+        return [path]
+    found = sorted(child.parent for child in path.glob(f"*/{META}"))
+    if not found:
+        raise RunFileError(
+            f"{path} is no run directory",
+            f"neither it nor a folder in it holds {META}",
+            "give the folder that `jitwatch sweep --run-dir DIR` wrote",
+        )
+    return found
+
+
+def read_run(run_dir: Path) -> Run:
+    """Read and merge one run directory.
+
+    Raises:
+        RunFileError: no or unreadable `meta.json`, or written by a newer jitwatch.
+    """
+    meta = _read_meta(run_dir)
+    processes = [_read_process(path) for path in sorted(run_dir.glob("events-*.jsonl"))]
+    driver_dropped, missing_stacks = 0, {}
+    for process in processes:
+        path = run_dir / f"driver-{process.pid}.bin"
+        if path.exists():
+            log = read_records(path)
+            stacks = read_stacks(path.with_suffix(".stacks"))
+            _add_driver_events(process, log.records, stacks)
+            driver_dropped += log.dropped
+            missing_stacks.update(log.missing_stacks)
+    events = sorted(
+        (event for process in processes for event in process.events.values()),
+        key=lambda event: (event.start_ns, event.seq),
+    )
+    steps = sorted((s for p in processes for s in p.steps.values()), key=lambda s: s.start_ns)
+    requests = [request for process in processes for request in process.requests.values()]
+    ready = [process.ready_ns for process in processes if process.ready_ns is not None]
+    facts = {name: values[-1] for process in processes for name, values in process.facts.items()}
+    coverage = _coverage(processes, driver_dropped, missing_stacks)
+    return Run(
+        meta=meta,
+        events=tuple(events),
+        steps=tuple(steps),
+        requests=tuple(requests),
+        ready_ns=min(ready) if ready else None,
+        coverage=coverage,
+        facts=facts,
+    )
+
+
+def read_report(run_dir: Path) -> Report:
+    """The report of one run directory.
+
+    Raises:
+        RunFileError: it can't be read.
+    """
+    run = read_run(run_dir)
+    counted = run.facts.get("launches_by_request", {})
+    requests = [
+        replace(request, launches=counted.get(request.id, request.launches))
+        for request in run.requests
+    ]
+    return build_report(
+        run.meta, run.events, run.steps, requests, run.ready_ns, run.coverage, run.facts
+    )
+
+
+def _read_meta(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / META
+    try:
+        meta = json.loads(path.read_text())
+        schema = int(meta["schema"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFileError(
+            f"{path} can't be read",
+            f"{type(error).__name__}: {error}",
+            "give the folder that `jitwatch sweep --run-dir DIR` wrote",
+        ) from error
+    if schema > SCHEMA:
+        raise RunFileError(
+            f"{path} has schema {schema}",
+            f"this jitwatch reads up to {SCHEMA}",
+            "read it with the jitwatch that wrote it, or a newer one",
+        )
+    return dict(meta)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Each line as an object; None for a torn or damaged one."""
+    with path.open("rb") as file:
+        for raw in file:
+            try:
+                record = json.loads(raw)
+            except ValueError:
+                yield None
+                continue
+            yield record if isinstance(record, dict) else None
+
+
+def _read_process(path: Path) -> _Process:
+    process = _Process(pid=0)
+    for record in _lines(path):
+        if record is None:
+            process.torn += 1
+            continue
+        try:
+            _apply(process, record, path)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            process.torn += 1
+    process.dropped += process.torn
+    return process
+
+
+def _apply(process: _Process, record: dict[str, Any], path: Path) -> None:
+    kind = record["r"]
+    if kind == "process":
+        if record["format"] > FORMAT:
+            raise RunFileError(
+                f"{path} has format {record['format']}",
+                f"this jitwatch reads up to {FORMAT}",
+                "read it with the jitwatch that wrote it, or a newer one",
+            )
+        process.pid = int(record["pid"])
+    elif kind == "begin":
+        event = _begin(process.pid, record)
+        process.events[event.seq] = event
+    elif kind == "end":
+        event = process.events[record["seq"]]
+        process.events[event.seq] = replace(
+            event,
+            end_ns=int(record["t"]),
+            kind=record.get("kind", event.kind),
+            detail=record.get("detail", event.detail),
+            nbytes=record.get("nbytes", event.nbytes),
+        )
+    elif kind == "discard":
+        process.events.pop(record["seq"], None)
+    elif kind == "step":
+        process.steps[record["id"]] = Step(
+            id=record["id"],
+            phase=record["phase"],
+            requests=tuple(record["requests"]),
+            tokens=record["tokens"],
+            start_ns=record["t"],
+            end_ns=None,
+            pid=process.pid,
+            tid=record["tid"],
+        )
+    elif kind == "step_end":
+        step = process.steps[record["id"]]
+        process.steps[step.id] = replace(step, end_ns=record["t"])
+    else:
+        _apply_request(process, record)
+
+
+def _apply_request(process: _Process, record: dict[str, Any]) -> None:
+    kind = record["r"]
+    if kind == "request":
+        process.requests[record["id"]] = Request(
+            id=record["id"],
+            prompt_tokens=record["prompt_tokens"],
+            output_tokens=record["output_tokens"],
+            arrival_ns=record["t"],
+            first_token_ns=None,
+            end_ns=None,
+        )
+    elif kind == "request_end":
+        request = process.requests[record["id"]]
+        process.requests[request.id] = replace(
+            request, end_ns=record["t"], error=record["error"], launches=record["launches"]
+        )
+    elif kind == "ready":
+        process.ready_ns = record["t"]
+    elif kind == "source":
+        state = SourceState(record["name"], record["armed"], record["version"], record["reason"])
+        process.sources[state.name] = state
+    elif kind == "fact":
+        process.facts.setdefault(record["name"], []).append(record["value"])
+    elif kind == "close":
+        process.dropped += record["dropped"]
+
+
+def _begin(pid: int, record: dict[str, Any]) -> Event:
+    return Event(
+        seq=int(record["seq"]),
+        pid=pid,
+        tid=int(record["tid"]),
+        start_ns=int(record["t"]),
+        end_ns=None,
+        kind=record["kind"],
+        source=record["source"],
+        kernel=record["kernel"],
+        variant=read_variant(record["variant"]) if "variant" in record else None,
+        origin="",
+        nbytes=record.get("nbytes", 0),
+        parent=record["parent"],
+        stack=tuple(record.get("stack", ())),
+        step=record["step"],
+        file=record.get("file"),
+        line=record.get("line"),
+        detail=record.get("detail", ""),
+    )
+
+
+def read_variant(data: dict[str, Any]) -> Variant:
+    """A variant from the dict that `dataclasses.asdict` makes of it."""
+    pairs = {
+        name: tuple((key, value) for key, value in data.get(name, ()))
+        for name in ("arguments", "constants", "options", "tuned")
+    }
+    return Variant(
+        compiler=data["compiler"],
+        kernel=data["kernel"],
+        arguments=pairs["arguments"],
+        constants=pairs["constants"],
+        options=pairs["options"],
+        arch=data["arch"],
+        tuned=pairs["tuned"],
+    )
+
+
+def _add_driver_events(
+    process: _Process, records: tuple[DriverRecord, ...], stacks: dict[int, tuple[str, ...]]
+) -> None:
+    """Driver records as events: a load for each module, a link, an API call left open.
+
+    A module takes the time of the API call around it; without one (a lazy load
+    inside a launch) it is an instant.
+    """
+    by_slot = {record.slot: record for record in records}
+    seq = max(process.events, default=0)
+    for record in records:
+        call = by_slot.get(record.parent) if record.parent is not None else None
+        if record.type == "module_loaded":
+            kind, span = "load", call or record
+        elif record.type == "api_call" and record.api == "cuLinkComplete":
+            kind, span = "link", record
+        elif record.type == "api_call" and record.end_ns is None and "Load" in record.api:
+            kind, span = "load", record
+        else:
+            continue
+        seq += 1
+        is_instant = span is record and record.type == "module_loaded"
+        process.events[seq] = Event(
+            seq=seq,
+            pid=process.pid,
+            tid=record.tid,
+            start_ns=span.start_ns,
+            end_ns=record.start_ns if is_instant else span.end_ns,
+            kind="link" if kind == "link" else "load",
+            source="driver",
+            kernel=",".join(record.kernels),
+            variant=None,
+            origin="",
+            nbytes=record.nbytes,
+            parent=None,
+            stack=stacks.get(record.slot, ()),
+            step=record.step,
+            detail=call.api if call else record.api,
+            stack_ns=span.stack_ns,
+        )
+
+
+def _coverage(
+    processes: list[_Process], driver_dropped: int, missing_stacks: dict[str, int]
+) -> Coverage:
+    sources: dict[str, SourceState] = {}
+    for process in processes:
+        sources.update(process.sources)
+    armed = [name for name in ("driver", "triton") if name in sources and sources[name].armed]
+    facts: dict[str, list[Any]] = {}
+    for process in processes:
+        for name, values in process.facts.items():
+            facts.setdefault(name, []).extend(values)
+    blind = [str(text) for text in facts.get("blind_spot", ())]
+    blind += [f"a hook of ours failed: {text}" for text in facts.get("hook_error", ())]
+    return Coverage(
+        sources=tuple(sources[name] for name in sorted(sources)),
+        load_source=armed[0] if armed else None,
+        self_test=str(facts.get("self_test", ["skipped"])[-1]),
+        dropped=driver_dropped + sum(process.dropped for process in processes),
+        blind_spots=tuple(dict.fromkeys(blind)),
+        assumed=tuple(dict.fromkeys(str(text) for text in facts.get("assumed", ()))),
+        missing_stacks=missing_stacks,
+        probes=int(facts.get("probes", [0])[-1]),
+        probe_launches=facts.get("probe_launches", [None])[-1],
+    )

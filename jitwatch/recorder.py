@@ -1,0 +1,204 @@
+"""Writes one process's events, steps and requests into a run directory.
+
+Owns the file `events-<pid>.jsonl`: a JSON object a line, appended with one
+`write` each, so that a killed process loses nothing it had begun. A begin line
+comes before the work (a hang or a kill leaves it open), an end line after.
+Knows nothing of CUDA, Triton, judging or the files' reader (`log.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from jitwatch.events import Kind, Phase, SourceState, Variant
+
+#: Version of the line format; a reader refuses a newer one.
+FORMAT = 1
+
+
+class Recorder:
+    """Appends records of this process; safe from any thread, never raises in a hook.
+
+    A write that fails (a full disk) is counted in `dropped` and told about at the
+    next write that works.
+    """
+
+    def __init__(self, run_dir: Path, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self.run_dir = run_dir
+        self.clock = clock
+        self.pid = os.getpid()
+        self.dropped = 0
+        self.on_step: list[Callable[[int | None], None]] = []
+        self._lock = threading.Lock()
+        self._seq = 0
+        self._step_ids = 0
+        self._local = threading.local()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._fd = os.open(run_dir / f"events-{self.pid}.jsonl", flags, 0o644)
+        self._write({"r": "process", "format": FORMAT, "pid": self.pid, "t": clock()})
+
+    # -- events ---------------------------------------------------------------
+
+    def begin(
+        self,
+        kind: Kind,
+        source: str,
+        kernel: str,
+        *,
+        variant: Variant | None = None,
+        file: str | None = None,
+        line: int | None = None,
+        stack: tuple[str, ...] = (),
+        detail: str = "",
+        nbytes: int = 0,
+        start_ns: int | None = None,
+    ) -> int:
+        """Write a begin record, before the work, and return the event's `seq`."""
+        with self._lock:
+            self._seq += 1
+            seq = self._seq
+        open_events = self._open_events()
+        record: dict[str, Any] = {
+            "r": "begin",
+            "seq": seq,
+            "tid": threading.get_native_id(),
+            "t": self.clock() if start_ns is None else start_ns,
+            "kind": kind,
+            "source": source,
+            "kernel": kernel,
+            "step": self.current_step,
+            "parent": open_events[-1] if open_events else None,
+        }
+        if variant is not None:
+            record["variant"] = asdict(variant)
+        if file is not None:
+            record["file"], record["line"] = file, line
+        if stack:
+            record["stack"] = stack
+        if detail:
+            record["detail"] = detail
+        if nbytes:
+            record["nbytes"] = nbytes
+        open_events.append(seq)
+        self._write(record)
+        return seq
+
+    def end(self, seq: int, *, kind: Kind | None = None, detail: str = "", nbytes: int = 0) -> None:
+        """Close an event; `kind` corrects what could not be known at its begin."""
+        open_events = self._open_events()
+        if seq in open_events:
+            self._close_from(open_events.index(seq) + 1)
+            open_events.pop()
+        record: dict[str, Any] = {"r": "end", "seq": seq, "t": self.clock()}
+        if kind is not None:
+            record["kind"] = kind
+        if detail:
+            record["detail"] = detail
+        if nbytes:
+            record["nbytes"] = nbytes
+        self._write(record)
+
+    def reenter(self, seq: int) -> None:
+        """Go on with an event that was ended: what follows is inside it until the next end."""
+        self._open_events().append(seq)
+
+    def discard(self, seq: int) -> None:
+        """Take a begun event back: nothing of its kind happened."""
+        if seq in self._open_events():
+            self._open_events().remove(seq)
+        self._write({"r": "discard", "seq": seq})
+
+    # -- steps and requests -----------------------------------------------------
+
+    @property
+    def current_step(self) -> int | None:
+        """The id of the step open on this thread, if there is one."""
+        return getattr(self._local, "step", None)
+
+    @contextmanager
+    def step(self, phase: Phase, requests: tuple[str, ...], tokens: int) -> Iterator[int]:
+        """Mark one forward of the target for `requests`; events in it are charged to them."""
+        with self._lock:
+            self._step_ids += 1
+            step = self._step_ids
+        outer = self.current_step
+        tid = threading.get_native_id()
+        begin = {"r": "step", "id": step, "phase": phase, "requests": requests, "tokens": tokens}
+        self._write({**begin, "tid": tid, "t": self.clock()})
+        self._set_step(step)
+        depth = len(self._open_events())
+        try:
+            yield step
+        finally:
+            self._set_step(outer)
+            self._close_from(depth)
+            self._write({"r": "step_end", "id": step, "t": self.clock()})
+
+    def request(self, request: str, prompt_tokens: int, output_tokens: int) -> None:
+        """A request arrived."""
+        record = {"r": "request", "id": request, "prompt_tokens": prompt_tokens}
+        self._write({**record, "output_tokens": output_tokens, "t": self.clock()})
+
+    def request_end(
+        self, request: str, *, error: str | None = None, launches: int | None = None
+    ) -> None:
+        """A request was answered, or failed with `error`."""
+        record = {"r": "request_end", "id": request, "error": error, "launches": launches}
+        self._write({**record, "t": self.clock()})
+
+    def ready(self) -> None:
+        """Warmup is over: what loads from here on is late."""
+        self._write({"r": "ready", "t": self.clock()})
+
+    # -- coverage ----------------------------------------------------------------
+
+    def source(self, state: SourceState) -> None:
+        """A source was armed, or could not be."""
+        self._write({"r": "source", **asdict(state)})
+
+    def fact(self, name: str, value: object) -> None:
+        """A fact for coverage or environment that only this process knows."""
+        self._write({"r": "fact", "name": name, "value": value})
+
+    def close(self) -> None:
+        """Say how many records were lost, and close the file."""
+        self._write({"r": "close", "dropped": self.dropped, "t": self.clock()})
+        os.close(self._fd)
+        self._fd = -1
+
+    # -- inside --------------------------------------------------------------------
+
+    def _set_step(self, step: int | None) -> None:
+        self._local.step = step
+        for notify in self.on_step:
+            notify(step)
+
+    def _close_from(self, depth: int) -> None:
+        """End what was begun on this thread and left open by an exception."""
+        open_events = self._open_events()
+        for orphan in open_events[depth:]:
+            self._write({"r": "end", "seq": orphan, "t": self.clock(), "detail": "raised"})
+        del open_events[depth:]
+
+    def _open_events(self) -> list[int]:
+        open_events: list[int] | None = getattr(self._local, "open_events", None)
+        if open_events is None:
+            open_events = self._local.open_events = []
+        return open_events
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if os.getpid() != self.pid:
+            return  # a forked child must not write into its parent's file
+        try:
+            os.write(self._fd, (json.dumps(record, default=str) + "\n").encode())
+        except (OSError, ValueError, RecursionError):
+            self.dropped += 1

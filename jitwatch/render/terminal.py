@@ -1,0 +1,200 @@
+"""The report as text: 80 columns, the first line stands alone, no colour in a pipe."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from jitwatch.attribution import IN_REPO
+from jitwatch.events import Event, Stall
+from jitwatch.report import Report
+from jitwatch.verdict import plural
+
+WIDTH = 80
+#: Kinds in the order they happen, with their plain nouns.
+NOUNS = {
+    "autotune": "autotune",
+    "compile": "compile",
+    "disk_hit": "disk hit",
+    "launcher_build": "launcher build",
+    "load": "load",
+    "link": "link",
+    "subprocess": "subprocess",
+}
+#: Packages whose frames never say who launched a kernel.
+MACHINERY = ("triton/", "jitwatch/", "torch/", "<")
+BARRIER = (
+    "A late load is also a barrier: it waits until all GPU work in flight is done, and "
+    "other threads that submit meanwhile wait with it. Its stall includes both."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """Stalls of one kernel with one cause in the same arguments: told once."""
+
+    stalls: tuple[Stall, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def first(self) -> Stall:
+        """The earliest, which the text shows."""
+        return self.stalls[0]
+
+
+def render_text(report: Report) -> str:
+    """The whole report; ends with a newline."""
+    found = diagnostics(report)
+    lines = [first_line(report)]
+    lines += [_wrapped(f"- {reason}", "  ") for reason in report.verdict.reasons]
+    ours = [item for item in found if item.first.event.origin == IN_REPO]
+    for item in ours:
+        lines += ["", *diagnostic_lines(item)]
+    if ours:
+        lines += ["", _wrapped(BARRIER, "")]
+    lines += _others(report, [item for item in found if item not in ours])
+    lines += ["", *_coverage(report)]
+    return "\n".join(lines) + "\n"
+
+
+def first_line(report: Report) -> str:
+    """Verdict and number of requests, on one line."""
+    counts = report.counts
+    waited = {r for s in report.stalls if s.event.origin == IN_REPO for r in s.requests}
+    served = plural(counts["requests"] or 0, "request")
+    head = f"{report.verdict.outcome.upper()}: {served} on {report.device}"
+    if waited:
+        return f"{head}, {len(waited):,} waited for late in-repo work"
+    return f"{head}, {plural(counts['warmup_variants'] or 0, 'variant')} warm at ready"
+
+
+def diagnostics(report: Report) -> list[Diagnostic]:
+    """The stalls, grouped by kernel, cause and arguments, in the order they came.
+
+    A disk hit beside its load adds nothing: it is left out where the load is told.
+    """
+    lengths = {row.request.id: row.request.prompt_tokens for row in report.requests}
+    groups: dict[tuple[object, ...], list[Stall]] = {}
+    for stall in report.stalls:
+        event = stall.event
+        arguments = tuple(row.argument for row in stall.diff)
+        kernel = event.kernel if event.origin == IN_REPO else event.origin
+        key = (event.origin == IN_REPO, kernel, event.file, stall.cause.code, arguments)
+        groups.setdefault(key, []).append(stall)
+    return [
+        Diagnostic(
+            tuple(stalls),
+            tuple(sorted({lengths[r] for s in stalls for r in s.requests if r in lengths})),
+        )
+        for stalls in groups.values()
+    ]
+
+
+def diagnostic_lines(item: Diagnostic) -> list[str]:
+    """One diagnostic; its first line stands alone."""
+    stall = item.first
+    head = f"{stall.cause.code} {stall.cause.name}: {stall.event.kernel}"
+    if stall.diff:
+        row = stall.diff[0]
+        head += f", {row.argument}: now {row.now}, before {row.before}"
+    lines = [head]
+    lines += [f"  {row.argument}: now {row.now}, before {row.before}" for row in stall.diff[1:]]
+    lines.append(_wrapped(f"  {_paid(item)}", "    "))
+    place = _place(stall.event)
+    if place:
+        lines.append(_wrapped(f"  at   {place}", "       "))
+    lines.append(_wrapped(f"  why  {stall.cause.why}", "       "))
+    lines.append(_wrapped(f"  fix  {stall.cause.help}", "       "))
+    return lines
+
+
+def spell_lengths(lengths: Sequence[int], most: int = 8) -> str:
+    """`11..15, 17` and how many there are, where there are many."""
+    ranges: list[list[int]] = []
+    for length in lengths:
+        if ranges and length == ranges[-1][1] + 1:
+            ranges[-1][1] = length
+        else:
+            ranges.append([length, length])
+    shown = [str(a) if a == b else f"{a}..{b}" for a, b in ranges[:most]]
+    text = ", ".join(shown)
+    return text if len(ranges) <= most else f"{text}, … ({len(lengths):,} lengths)"
+
+
+def _paid(item: Diagnostic) -> str:
+    counts = ", ".join(
+        plural(number, noun)
+        for kind, noun in NOUNS.items()
+        if (number := sum(stall.event.kind == kind for stall in item.stalls))
+    )
+    spent = sum(stall.stall_ms for stall in item.stalls if not _nested(stall, item.stalls))
+    where = f"prompt_tokens {spell_lengths(item.lengths)}" if item.lengths else "no request"
+    guessed = ", step inferred" if any(stall.inferred for stall in item.stalls) else ""
+    return f"{where}: {counts}; {spent:,.1f} ms{guessed}"
+
+
+def _nested(stall: Stall, stalls: Iterable[Stall]) -> bool:
+    """Whether its time lies within another stall's of the same thread (an autotune's)."""
+    event = stall.event
+    return any(
+        other.event.kind == "autotune"
+        and other.event is not event
+        and other.event.tid == event.tid
+        and other.event.start_ns <= event.start_ns
+        and (other.event.end_ns or 0) >= (event.end_ns or 0)
+        for other in stalls
+    )
+
+
+def _place(event: Event) -> str:
+    defined = f"{event.file}:{event.line}" if event.file else ""
+    caller = next((line for line in event.stack if not line.startswith(MACHINERY)), "")
+    if defined and caller:
+        return f"{defined}, launched from {caller}"
+    return defined or caller
+
+
+def _others(report: Report, found: Sequence[Diagnostic]) -> list[str]:
+    if report.counts["late_other_loads"] is None or not found:
+        return []
+    lines = ["", "Third-party, listed and not judged (--fail-on any judges it):"]
+    for item in found:
+        stall = item.first
+        lines.append(
+            _wrapped(
+                f"  {stall.event.origin}: {_paid(item)}; {stall.cause.code} {stall.cause.name}",
+                "    ",
+            )
+        )
+    return lines
+
+
+def _coverage(report: Report) -> list[str]:
+    coverage = report.coverage
+    lines = ["Coverage"]
+    for state in coverage.sources:
+        text = f"armed, {state.version}" if state.armed else f"not armed: {state.reason}"
+        counted = "; loads are counted here" if state.name == coverage.load_source else ""
+        lines.append(_wrapped(f"  {state.name:<8} {text}{counted}", "           "))
+    lines.append(f"  self-test {coverage.self_test}; {plural(coverage.dropped, 'record')} lost")
+    if coverage.probes:
+        launches = plural(coverage.probe_launches or 0, "launch").replace("launchs", "launches")
+        lines.append(f"  {plural(coverage.probes, 'probe')} after the sweep: {launches}")
+    lines += [_wrapped(f"  blind: {text}", "         ") for text in coverage.blind_spots]
+    lines += [_wrapped(f"  assumed 0: {text}", "    ") for text in coverage.assumed]
+    for reason, number in coverage.missing_stacks.items():
+        lines.append(f"  {plural(number, 'stack')} missing: {reason}")
+    return lines
+
+
+def _wrapped(text: str, indent: str) -> str:
+    first = len(text) - len(text.lstrip())
+    return textwrap.fill(
+        text.strip(),
+        WIDTH,
+        initial_indent=" " * first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,326 @@
+"""From a run to its report: counts, requests, stalls with causes, verdict.
+
+Pure functions over what `log.read_run` returns. Renderers take the `Report`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jitwatch import attribution, diagnosis
+from jitwatch.attribution import IN_REPO, Charge
+from jitwatch.events import (
+    Coverage,
+    Event,
+    Request,
+    Stall,
+    Step,
+    Variant,
+    Verdict,
+)
+from jitwatch.verdict import judge
+
+#: Kinds that are counted where they are late and in the repository under test.
+COUNTED_KINDS = {
+    "late_in_repo_loads": "load",
+    "late_compiles": "compile",
+    "late_autotunes": "autotune",
+    "late_launcher_builds": "launcher_build",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """One swept request and what it paid; `launches` is None where nothing counted them."""
+
+    request: Request
+    phases: Mapping[str, int]
+    in_repo_loads: int
+    other_loads: int | None
+    compiles: int
+    stall_ms: float
+
+    @property
+    def serve_ms(self) -> float | None:
+        """From arrival until the target had served it."""
+        if self.request.end_ns is None:
+            return None
+        return (self.request.end_ns - self.request.arrival_ns) / 1e6
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Time to first token, where the target says when that was."""
+        if self.request.first_token_ns is None:
+            return None
+        return (self.request.first_token_ns - self.request.arrival_ns) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that a renderer needs of one run on one device."""
+
+    device: str
+    environment: Mapping[str, Any]
+    coverage: Coverage
+    verdict: Verdict
+    counts: Mapping[str, int | None]
+    requests: tuple[RequestRow, ...]
+    stalls: tuple[Stall, ...]
+    events: tuple[Event, ...]
+    steps: tuple[Step, ...]
+    warm_variants: tuple[Variant, ...]
+    ready_ns: int | None
+
+
+def build_report(
+    meta: Mapping[str, Any],
+    events: Sequence[Event],
+    steps: Sequence[Step],
+    requests: Sequence[Request],
+    ready_ns: int | None,
+    coverage: Coverage,
+    facts: Mapping[str, Any],
+) -> Report:
+    """Attribute, diagnose, count and judge one run."""
+    simulated = str(meta["device"]).startswith("sim:")
+    roots = Roots(meta.get("repo"), facts.get("packages", {}))
+    until_ns = facts.get("served_until_ns")
+    placed = attribution.place(
+        attribution.explain(events), roots.repo, facts.get("packages", {})
+    )
+    charges = attribution.charge(placed, steps, ready_ns, until_ns)
+    stalls = _stalls(placed, charges, ready_ns, coverage)
+    warm = _warm_variants(placed, ready_ns, coverage)
+    counts = _counts(stalls, requests, warm, coverage, simulated=simulated)
+    doubts = [*meta.get("doubts", ()), *_doubts(placed, requests, ready_ns, coverage, facts)]
+    verdict = judge(
+        counts, coverage, requests, doubts, fail_on=str(meta.get("fail_on", "in-repo"))
+    )
+    return Report(
+        device=str(meta["device"]),
+        environment={**meta.get("environment", {}), **facts.get("environment", {})},
+        coverage=_relative_coverage(coverage, roots),
+        verdict=verdict,
+        counts=counts,
+        requests=_rows(requests, steps, stalls, coverage, simulated=simulated),
+        stalls=tuple(replace(stall, event=roots.relative(stall.event)) for stall in stalls),
+        events=tuple(roots.relative(event) for event in placed),
+        steps=tuple(steps),
+        warm_variants=warm,
+        ready_ns=ready_ns,
+    )
+
+
+class Roots:
+    """Shortens paths: below the repository, below a package's parent, below site-packages."""
+
+    def __init__(self, repo: str | None, packages: Mapping[str, Sequence[str]]) -> None:
+        self.repo = repo
+        parents = [folder.rsplit("/", 1)[0] for folders in packages.values() for folder in folders]
+        self._prefixes = sorted(
+            {folder.rstrip("/") + "/" for folder in (*parents, *([repo] if repo else []))},
+            key=len,
+            reverse=True,
+        )
+
+    def short(self, text: str) -> str:
+        """`text` with its leading path made relative; elsewhere only the last two parts stay."""
+        for prefix in self._prefixes:
+            if text.startswith(prefix):
+                return text[len(prefix) :]
+        match = re.match(r".*/(?:site|dist)-packages/(.*)$", text)
+        if match:
+            return match.group(1)
+        return "/".join(text.split("/")[-2:]) if text.startswith("/") else text
+
+    def relative(self, event: Event) -> Event:
+        """The event with all its paths shortened."""
+        return replace(
+            event,
+            file=self.short(event.file) if event.file else None,
+            stack=tuple(self.short(frame) for frame in event.stack),
+        )
+
+
+def counted_loads(events: Iterable[Event], coverage: Coverage) -> list[Event]:
+    """The loads that count: the driver's where it is armed, each one once."""
+    return [
+        event
+        for event in events
+        if event.kind == "load" and event.source == coverage.load_source
+    ]
+
+
+def _stalls(
+    events: Sequence[Event],
+    charges: Sequence[Charge],
+    ready_ns: int | None,
+    coverage: Coverage,
+) -> list[Stall]:
+    if ready_ns is None:
+        return []
+    found = diagnosis.diagnose(events, (charge.event for charge in charges), ready_ns)
+    stalls = []
+    for charge in charges:
+        event = charge.event
+        if event.kind == "load" and event.source != coverage.load_source:
+            continue
+        diagnosed = found[event.pid, event.seq]
+        stalls.append(
+            Stall(
+                event=event,
+                requests=charge.requests,
+                stall_ms=round(event.duration_ns / 1e6, 3),
+                cause=diagnosed.cause,
+                diff=diagnosed.diff,
+                inferred=charge.inferred,
+            )
+        )
+    return stalls
+
+
+def _warm_variants(
+    events: Iterable[Event], ready_ns: int | None, coverage: Coverage
+) -> tuple[Variant, ...]:
+    """What was loaded in the repository before ready, each variant once."""
+    loaded = {
+        event.variant: None
+        for event in counted_loads(events, coverage)
+        if event.variant is not None
+        and event.origin == IN_REPO
+        and (ready_ns is None or event.start_ns < ready_ns)
+    }
+    return tuple(loaded)
+
+
+def _counts(
+    stalls: Sequence[Stall],
+    requests: Sequence[Request],
+    warm: Sequence[Variant],
+    coverage: Coverage,
+    *,
+    simulated: bool,
+) -> dict[str, int | None]:
+    launches = [request.launches for request in requests if request.launches is not None]
+    total = sum(launches) if launches else coverage.probe_launches
+    counts: dict[str, int | None] = {"requests": len(requests), "launches": total}
+    for name, kind in COUNTED_KINDS.items():
+        counts[name] = sum(
+            stall.event.kind == kind and stall.event.origin == IN_REPO for stall in stalls
+        )
+    others = sum(s.event.kind == "load" and s.event.origin != IN_REPO for s in stalls)
+    counts["late_other_loads"] = None if simulated else others
+    counts["warmup_variants"] = len(warm)
+    return counts
+
+
+def _rows(
+    requests: Sequence[Request],
+    steps: Sequence[Step],
+    stalls: Sequence[Stall],
+    coverage: Coverage,
+    *,
+    simulated: bool,
+) -> tuple[RequestRow, ...]:
+    paid: dict[str, list[Stall]] = {}
+    for stall in stalls:
+        for request in stall.requests:
+            paid.setdefault(request, []).append(stall)
+    phases: dict[str, dict[str, int]] = {}
+    for step in steps:
+        for request in step.requests:
+            tally = phases.setdefault(request, {})
+            tally[step.phase] = tally.get(step.phase, 0) + 1
+    return tuple(
+        _row(request, phases.get(request.id, {}), paid.get(request.id, []), simulated=simulated)
+        for request in requests
+    )
+
+
+def _row(
+    request: Request, phases: Mapping[str, int], stalls: Sequence[Stall], *, simulated: bool
+) -> RequestRow:
+    loads = [stall for stall in stalls if stall.event.kind == "load"]
+    in_repo = sum(stall.event.origin == IN_REPO for stall in loads)
+    spans = [
+        (stall.event.start_ns, stall.event.end_ns - stall.event.stack_ns)
+        for stall in stalls
+        if stall.event.end_ns is not None
+    ]
+    return RequestRow(
+        request=request,
+        phases=phases,
+        in_repo_loads=in_repo,
+        other_loads=None if simulated else len(loads) - in_repo,
+        compiles=sum(s.event.kind == "compile" and s.event.origin == IN_REPO for s in stalls),
+        stall_ms=round(attribution.union_ms(spans), 3),
+    )
+
+
+def _doubts(
+    events: Sequence[Event],
+    requests: Sequence[Request],
+    ready_ns: int | None,
+    coverage: Coverage,
+    facts: Mapping[str, Any],
+) -> list[str]:
+    """Reasons not to trust this run that its own records show."""
+    doubts = []
+    if ready_ns is None:
+        doubts.append("the target was never ready: nothing can be late")
+    failed = [request for request in requests if request.error]
+    if failed:
+        lengths = ", ".join(str(request.prompt_tokens) for request in failed[:10])
+        more = f" and {len(failed) - 10} more" if len(failed) > 10 else ""
+        doubts.append(
+            f"the target raised at prompt_tokens {lengths}{more}: {failed[0].error}"
+        )
+    unanswered = [r for r in requests if r.end_ns is None and not r.error]
+    if unanswered:
+        doubts.append(
+            f"{len(unanswered)} request(s) not answered, first at "
+            f"prompt_tokens {unanswered[0].prompt_tokens}"
+        )
+    if coverage.load_source == "driver":
+        doubts += _hook_without_module(events)
+        doubts += _launched_without_load(events, facts.get("probe_kernels", ()))
+    return doubts
+
+
+def _hook_without_module(events: Sequence[Event]) -> list[str]:
+    """Each load a compiler's hook reports must have its module at the driver."""
+    confirmed = {
+        (event.pid, event.parent)
+        for event in events
+        if event.kind == "load" and event.source == "driver" and event.parent is not None
+    }
+    missing = [
+        event
+        for event in events
+        if event.kind == "load"
+        and event.source != "driver"
+        and event.end_ns is not None
+        and event.detail != "raised"
+        and (event.pid, event.seq) not in confirmed
+    ]
+    if not missing:
+        return []
+    return [
+        f"the driver hook missed {len(missing)} load(s) that a compiler's hook reported, "
+        f"first {missing[0].kernel}"
+    ]
+
+
+def _launched_without_load(events: Sequence[Event], launched: Sequence[str]) -> list[str]:
+    """Each kernel of ours that a probe launched must be one whose load was recorded."""
+    loaded = {event.kernel for event in events if event.kind == "load"}
+    ours = {event.kernel for event in events if event.origin == IN_REPO}
+    missing = sorted(name for name in launched if name in ours and name not in loaded)
+    return [f"a probe launched {name}, whose load was not recorded" for name in missing]
+
+
+def _relative_coverage(coverage: Coverage, roots: Roots) -> Coverage:
+    return replace(coverage, assumed=tuple(roots.short(text) for text in coverage.assumed))

@@ -1,0 +1,1 @@
+"""Sources of events: what watches the driver and the compilers of one process."""

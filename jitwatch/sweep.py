@@ -1,0 +1,314 @@
+"""The sweep: a child process for each device, a run directory, a report.
+
+Owns the parent's side: options and their checks, starting children, what is told
+on the way. Imports no torch. Knows nothing of how a report is printed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import jitwatch
+from jitwatch.errors import UsageError
+from jitwatch.log import read_report, write_meta
+from jitwatch.report import Report
+from jitwatch.simulate.boards import get_board
+from jitwatch.sources.driver import collect_killed
+from jitwatch.targets.worker import Job
+
+#: What is swept where nothing else is asked for: the lengths of the story.
+MIN_LENGTH, MAX_LENGTH = 11, 2560
+DEFAULT_BOARD = "sim:h200"
+#: `progress(device, served, total)`, called as requests are served.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """What to sweep, on which devices, and what fails it. Lengths are prompt tokens."""
+
+    target: str
+    devices: tuple[str, ...]
+    lengths: tuple[int, ...]
+    run_dir: Path
+    repo: Path
+    packages: tuple[str, ...] = ()
+    output_tokens: int = 2
+    warmup_lengths: tuple[int, ...] = ()
+    fail_on: str = "in-repo"
+    keys_only: bool = False
+    strict_values: bool = False
+    winners: str | None = None
+    path: Path = Path(".")
+    command: str = ""
+
+
+def lengths_between(low: int, high: int, step: int = 1) -> tuple[int, ...]:
+    """Every `step`-th length from `low` to `high`, both ends included where they are met.
+
+    Raises:
+        UsageError: no length is in the range.
+    """
+    if low < 1 or step < 1:
+        name, value = ("min", low) if low < 1 else ("step", step)
+        raise UsageError(f"--{name} {value}: must be 1 or more", "a prompt has at least one token")
+    if low > high:
+        raise UsageError(
+            f"--min {low} is above --max {high}",
+            "no length lies between them",
+            f"swap them: --min {high} --max {low}",
+        )
+    return tuple(range(low, high + 1, step))
+
+
+def parse_lengths(text: str, option: str = "--lengths") -> tuple[int, ...]:
+    """Lengths given as `11,12,64`, in that order, each once.
+
+    Raises:
+        UsageError: a part is not a whole number of 1 or more.
+    """
+    found = []
+    for part in text.split(","):
+        if not part.strip().isdigit() or int(part) < 1:
+            raise UsageError(
+                f"{option} {text}: {part.strip() or 'an empty part'!r} is no length",
+                "lengths are whole numbers of 1 or more, separated by commas",
+                f"for example {option} 11,64,2560",
+            )
+        found.append(int(part))
+    return tuple(dict.fromkeys(found))
+
+
+def resolve_devices(text: str) -> tuple[str, ...]:
+    """The devices that `auto`, `cuda` or `sim:BOARD` (comma-separated) stand for.
+
+    Raises:
+        UsageError: an unknown board or name, or cuda without a GPU.
+    """
+    devices = []
+    for part in (item.strip() for item in text.split(",")):
+        if part == "auto":
+            part = "cuda" if has_gpu() else DEFAULT_BOARD
+        elif part == "cuda":
+            if not has_gpu():
+                raise UsageError(
+                    "--device cuda: there is no GPU here",
+                    "the CUDA driver library is missing or finds no device",
+                    "use --device sim:h200, or run where there is a GPU",
+                )
+        elif part.startswith("sim:"):
+            part = f"sim:{get_board(part).name}"
+        else:
+            raise UsageError(
+                f"--device {part!r} is no device",
+                "a device is auto, cuda or sim:BOARD",
+                "for example --device sim:h200",
+            )
+        devices.append(part)
+    return tuple(dict.fromkeys(devices))
+
+
+def has_gpu() -> bool:
+    """Whether the CUDA driver is here and finds a device."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return False
+    return count.value > 0
+
+
+def default_repo(start: Path) -> Path:
+    """The git top level around `start`, else `start` itself."""
+    top = _git(start, "rev-parse", "--show-toplevel")
+    return Path(top) if top else start.resolve()
+
+
+def new_run_dir(base: Path) -> Path:
+    """A fresh folder under `base/.jitwatch`, which git ignores."""
+    home = base / ".jitwatch"
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    run_dir = home / f"{stamp}-{os.getpid()}"
+    make_run_dir(run_dir)
+    (home / ".gitignore").write_text("*\n")
+    return run_dir
+
+
+def make_run_dir(run_dir: Path) -> None:
+    """Create `run_dir`, which must be empty or absent.
+
+    Raises:
+        UsageError: it can't be written, or holds something already.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        probe = run_dir / ".writable"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"--run-dir {run_dir}: can't be written",
+            f"{type(error).__name__}: {error.strerror}",
+            "give a folder of your own: --run-dir DIR",
+        ) from error
+    if any(run_dir.iterdir()):
+        raise UsageError(
+            f"--run-dir {run_dir} is not empty",
+            "a run never writes over another",
+            "give a new folder, or remove this one",
+        )
+
+
+def run_sweep(options: SweepOptions, progress: Progress | None = None) -> list[Report]:
+    """Sweep the target on each device, one after the other; a report for each.
+
+    What a child could not do is in its report's verdict.
+
+    Raises:
+        UsageError: the target can't be found or used, a package is unknown.
+    """
+    make_run_dir(options.run_dir)
+    reports = []
+    for device in options.devices:
+        run_dir = options.run_dir
+        if len(options.devices) > 1:
+            run_dir = options.run_dir / device.replace(":", "-")
+            run_dir.mkdir()
+        write_meta(run_dir, _meta(options, device))
+        _run_child(options, device, run_dir, progress or (lambda *_: None))
+        reports.append(read_report(run_dir))
+    return reports
+
+
+def _run_child(options: SweepOptions, device: str, run_dir: Path, progress: Progress) -> None:
+    """Run one child to its end; how it ended goes into the run directory's meta data."""
+    job = Job(
+        run_dir=str(run_dir.resolve()),
+        target=options.target,
+        device=device,
+        lengths=options.lengths,
+        warmup_lengths=options.warmup_lengths,
+        output_tokens=options.output_tokens,
+        packages=options.packages,
+        path=str(options.path.resolve()),
+        keys_only=options.keys_only,
+        strict_values=options.strict_values,
+        winners=options.winners,
+    )
+    reader, writer = os.pipe()
+    source = str(Path(jitwatch.__file__).parent.parent)
+    search_path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    with (run_dir / "target.log").open("wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "jitwatch.targets.worker", str(writer)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=(writer,),
+            env={**os.environ, "PYTHONPATH": search_path},
+        )
+    os.close(writer)
+    try:
+        assert child.stdin is not None
+        child.stdin.write(job.to_json().encode() + b"\n")
+        child.stdin.close()
+        served, failure = _follow(reader, device, len(options.lengths), progress)
+        status = child.wait()
+    except BaseException:
+        child.kill()
+        child.wait()
+        raise
+    finally:
+        collect_killed(run_dir)
+    if failure is not None and failure["usage"]:
+        raise UsageError(failure["error"])
+    doubts = _how_it_ended(status, failure, served, options.lengths)
+    write_meta(run_dir, {**_meta(options, device), "doubts": doubts})
+
+
+def _follow(
+    reader: int, device: str, total: int, progress: Progress
+) -> tuple[int, dict[str, Any] | None]:
+    """Read the child's messages to their end: how many it served, and its failure."""
+    served, failure = 0, None
+    with os.fdopen(reader) as channel:
+        for line in channel:
+            message = json.loads(line)
+            if message["m"] == "ready":
+                progress(device, 0, total)
+            elif message["m"] == "served":
+                served = message["number"]
+                progress(device, served, total)
+            elif message["m"] == "failed":
+                failure = message
+    return served, failure
+
+
+def _how_it_ended(
+    status: int, failure: dict[str, Any] | None, served: int, lengths: Sequence[int]
+) -> list[str]:
+    """Doubts from the way a child ended; none where all went well."""
+    doubts = []
+    if failure is not None:
+        what = {"import": "could not be imported", "close": "raised in close()"}.get(
+            failure["stage"], f"raised in {failure['stage']}"
+        )
+        doubts.append(
+            f"the target {what}: {failure['error']} "
+            f"(traceback-{failure['stage']}.txt in the run directory)"
+        )
+    elif status < 0:
+        doubts.append(f"the target's process was killed by signal {-status}")
+    elif status != 0:
+        doubts.append(f"the target's process exited with status {status} (see target.log)")
+    if served < len(lengths):
+        rest = lengths[served:]
+        doubts.append(f"{len(rest)} of {len(lengths)} lengths were not served, from {rest[0]} on")
+    return doubts
+
+
+def _meta(options: SweepOptions, device: str) -> dict[str, Any]:
+    commit = _git(options.repo, "rev-parse", "HEAD")
+    dirty = bool(_git(options.repo, "status", "--porcelain")) if commit else None
+    return {
+        "device": device,
+        "target": options.target,
+        "lengths": list(options.lengths),
+        "warmup_lengths": list(options.warmup_lengths),
+        "output_tokens": options.output_tokens,
+        "repo": str(options.repo.resolve()),
+        "packages": list(options.packages),
+        "fail_on": options.fail_on,
+        "keys_only": options.keys_only,
+        "environment": {
+            "command": options.command,
+            "commit": commit,
+            "dirty": dirty,
+            "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "jitwatch": jitwatch.__version__,
+            "python": platform.python_version(),
+            "platform": f"{platform.system()} {platform.machine()}",
+        },
+    }
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

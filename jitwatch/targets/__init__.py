@@ -1,0 +1,1 @@
+"""What can be swept, and the child process that serves it."""

@@ -1,0 +1,123 @@
+"""Targets named `module:attr`: an object with `serve`, what makes one, or a bare function.
+
+Owns how such a name is resolved and called. Knows nothing of devices, recording
+or judging.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jitwatch.errors import TargetError
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRequest:
+    """What `serve` gets: an id, a prompt of that many tokens, and how many to generate."""
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A resolved target. `warmup` is None where it has none: it is ready at once."""
+
+    serve: Callable[[TargetRequest], Any]
+    warmup: Callable[[], Any] | None
+    close: Callable[[], Any] | None
+
+
+def load_target(name: str) -> Target:
+    """Import and make the target called `name` (`module:attr`).
+
+    Raises:
+        TargetError: not of that form, not found, or without a way to serve. What its
+            own code raises (on import, in its constructor) passes through.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise TargetError(
+            f"--target {name!r} is no target",
+            "a target is named module:attr",
+            "for example --target mypackage.bench:Target",
+        )
+    found = _attribute(_module(module_name, name), attribute, name)
+    return _target(found, name)
+
+
+def where_raised(error: BaseException) -> str:
+    """`file:line` of the innermost frame of an exception, or an empty string."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def _module(module_name: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing and (module_name == missing or module_name.startswith(missing + ".")):
+            raise TargetError(
+                f"--target {name}: no module named {missing!r}",
+                "the current directory and the installed packages were searched",
+                "run from the folder that holds it, or install it",
+            ) from error
+        raise
+
+
+def _attribute(module: Any, attribute: str, name: str) -> Any:
+    found = module
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            public = [key for key in vars(module) if not key.startswith("_")]
+            raise TargetError(
+                f"--target {name}: {module.__name__} has no {attribute!r}",
+                f"it has {', '.join(public[:12]) or 'nothing public'}",
+                "name one of its objects, classes or functions",
+            ) from None
+    return found
+
+
+def _target(found: Any, name: str) -> Target:
+    if inspect.isclass(found) or (inspect.isroutine(found) and not _required(found)):
+        return _from_object(found(), name)
+    if inspect.isroutine(found):
+        if len(_required(found)) != 1:
+            raise TargetError(
+                f"--target {name} takes {len(_required(found))} required arguments",
+                "a function target takes one, prompt_tokens, or none and returns an object",
+                "wrap it: def serve(prompt_tokens): ...",
+            )
+        return Target(lambda request: found(request.prompt_tokens), None, None)
+    return _from_object(found, name)
+
+
+def _from_object(made: Any, name: str) -> Target:
+    serve = getattr(made, "serve", None)
+    if not callable(serve):
+        raise TargetError(
+            f"--target {name} gives a {type(made).__name__} without serve(request)",
+            "a target object serves requests",
+            "give it `def serve(self, request)`; warmup() and close() are optional",
+        )
+    return Target(serve, getattr(made, "warmup", None), getattr(made, "close", None))
+
+
+def _required(function: Any) -> list[str]:
+    """Names of the parameters that must be given by position."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is inspect.Parameter.empty and parameter.kind in positional
+    ]

@@ -1,0 +1,203 @@
+"""The child process: boots a target on one device and serves the sweep's requests.
+
+Owns the order of things: device, sources, target, warmup, ready, requests,
+probes, close. Reads one `Job` and tells its parent how far it is, a JSON object a
+line; all else goes to the run directory. Judges nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TextIO
+
+from jitwatch.errors import JitwatchError, TargetError, UsageError
+from jitwatch.recorder import Recorder
+from jitwatch.targets.callable import Target, TargetRequest, load_target, where_raised
+from jitwatch.targets.devices import Device, open_device
+
+#: Requests served once more on a real GPU with launch callbacks on, as evidence.
+PROBES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that the child needs to know."""
+
+    run_dir: str
+    target: str
+    device: str
+    lengths: tuple[int, ...]
+    warmup_lengths: tuple[int, ...]
+    output_tokens: int
+    packages: tuple[str, ...]
+    path: str
+    keys_only: bool = False
+    strict_values: bool = False
+    winners: str | None = None
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """The job that `to_json` wrote."""
+        data = json.loads(text)
+        sequences = ("lengths", "warmup_lengths", "packages")
+        values = {item.name: data[item.name] for item in fields(cls)}
+        return cls(**{k: tuple(v) if k in sequences else v for k, v in values.items()})
+
+
+class Worker:
+    """One child's life. `tell` sends a message to the parent."""
+
+    def __init__(self, job: Job, tell: Callable[..., None]) -> None:
+        self.job = job
+        self.tell = tell
+        self.recorder = Recorder(Path(job.run_dir))
+        self.device: Device | None = None
+
+    def run(self) -> int:
+        """Serve the whole job; what was recorded so far is kept whatever happens."""
+        sys.path.insert(0, self.job.path)
+        target: Target | None = None
+        stage = "device"
+        try:
+            self.device = open_device(self.job, self.recorder)
+            stage = "import"
+            self._find_packages()
+            target = load_target(self.job.target)
+            stage = "warmup"
+            self._warmup(target)
+            self.recorder.ready()
+            self.device.ready()
+            self.tell("ready")
+            stage = "serve"
+            self._serve_all(target)
+            self.recorder.fact("served_until_ns", self.recorder.clock())
+            stage = "probe"
+            self._probe(target)
+            stage = "close"
+            if target.close is not None:
+                target.close()
+        except BaseException as error:
+            self._fail(stage, error)
+            return 2
+        finally:
+            if self.device is not None:
+                self.device.close()
+            self.recorder.close()
+        self.tell("done")
+        return 0
+
+    def _find_packages(self) -> None:
+        folders = {}
+        for name in self.job.packages:
+            try:
+                spec = importlib.util.find_spec(name)
+            except (ImportError, ValueError):
+                spec = None
+            if spec is None:
+                raise UsageError(
+                    f"--package {name}: no such package",
+                    "it can't be imported from here",
+                    "give the name that is imported (fla, not fla-core), or install it",
+                )
+            places = spec.submodule_search_locations or [str(Path(spec.origin or "").parent)]
+            folders[name] = [os.path.abspath(place) for place in places]
+        self.recorder.fact("packages", folders)
+
+    def _warmup(self, target: Target) -> None:
+        if target.warmup is not None:
+            target.warmup()
+        for length in self.job.warmup_lengths:
+            target.serve(TargetRequest(f"warmup{length}", length, self.job.output_tokens))
+
+    def _serve_all(self, target: Target) -> None:
+        for number, length in enumerate(self.job.lengths, 1):
+            request = TargetRequest(f"len{length}", length, self.job.output_tokens)
+            self._serve(target, request)
+            self.tell("served", number=number)
+
+    def _serve(self, target: Target, request: TargetRequest) -> None:
+        assert self.device is not None
+        recorder = self.recorder
+        recorder.request(request.id, request.prompt_tokens, request.output_tokens)
+        before, failure = self.device.launches(), None
+        with recorder.step("mixed", (request.id,), request.prompt_tokens):
+            try:
+                target.serve(request)
+            except Exception as error:
+                failure = describe(error)
+                self._keep_traceback(f"request-{request.id}")
+        after = self.device.launches()
+        launches = after - before if before is not None and after is not None else None
+        recorder.request_end(request.id, error=failure, launches=launches)
+
+    def _probe(self, target: Target) -> None:
+        """Serve a few lengths again where launches can be counted only with callbacks on."""
+        assert self.device is not None
+        if self.device.launches() is not None:
+            return
+        lengths = self.job.lengths
+        chosen = sorted({lengths[i * (len(lengths) - 1) // 9] for i in range(PROBES)})
+        counted = {}
+        with self.device.counting_launches() as count:
+            for length in chosen:
+                before = count()
+                request = TargetRequest(f"probe{length}", length, self.job.output_tokens)
+                try:
+                    target.serve(request)
+                except Exception:
+                    self._keep_traceback(f"probe-{length}")
+                    continue
+                counted[f"len{length}"] = count() - before
+        self.recorder.fact("probes", len(counted))
+        self.recorder.fact("probe_launches", sum(counted.values()))
+        self.recorder.fact("launches_by_request", counted)
+
+    def _fail(self, stage: str, error: BaseException) -> None:
+        self._keep_traceback(stage)
+        text = str(error) if isinstance(error, JitwatchError) else describe(error)
+        usage = isinstance(error, (UsageError, TargetError))
+        self.recorder.fact("failed", {"stage": stage, "error": text})
+        self.tell("failed", stage=stage, error=text, usage=usage)
+
+    def _keep_traceback(self, name: str) -> None:
+        path = Path(self.job.run_dir) / f"traceback-{name}.txt"
+        try:
+            path.write_text(traceback.format_exc())
+        except OSError:
+            self.recorder.dropped += 1
+
+
+def describe(error: BaseException) -> str:
+    """Type, message and place of an exception, on one line."""
+    message = " ".join(str(error).split())
+    place = where_raised(error)
+    return f"{type(error).__name__}: {message}" + (f" ({place})" if place else "")
+
+
+def main() -> int:
+    """Read a job from stdin, serve it, tell the parent on the descriptor given."""
+    job = Job.from_json(sys.stdin.readline())
+    channel: TextIO = os.fdopen(int(sys.argv[1]), "w", buffering=1)
+
+    def tell(message: str, **more: object) -> None:
+        try:
+            channel.write(json.dumps({"m": message, **more}) + "\n")
+        except OSError:
+            sys.exit(2)  # the parent is gone
+
+    return Worker(job, tell).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""The verdict: pass needs evidence, fail needs a late event, all else is inconclusive.
+
+Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jitwatch.events import Coverage, Request, Verdict
+
+#: Counts that must be zero in the default budget.
+BUDGET = {
+    "late_in_repo_loads": "late in-repo load",
+    "late_compiles": "late in-repo compile",
+    "late_autotunes": "late in-repo autotune",
+    "late_launcher_builds": "late in-repo launcher build",
+}
+
+
+def judge(
+    counts: Mapping[str, int | None],
+    coverage: Coverage,
+    requests: Sequence[Request],
+    doubts: Sequence[str],
+    *,
+    fail_on: str,
+) -> Verdict:
+    """`fail` beats `inconclusive` beats `pass`.
+
+    `doubts` are reasons not to trust the run that its caller found (a target that
+    raised, a child that died, a launch without a recorded load).
+    """
+    failures = [plural(counts[key] or 0, name) for key, name in BUDGET.items() if counts[key]]
+    if fail_on == "any" and counts["late_other_loads"]:
+        failures.append(plural(counts["late_other_loads"] or 0, "late third-party load"))
+    if failures:
+        return Verdict("fail", (*failures, *doubts))
+    reasons = [*doubts, *_missing_evidence(counts, coverage, requests)]
+    if fail_on == "any" and counts["late_other_loads"] is None:
+        reasons.append(
+            "third-party loads can't be seen on a simulated device: use --device cuda for "
+            "--fail-on any"
+        )
+    return Verdict("inconclusive" if reasons else "pass", tuple(reasons))
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 late load`, `3 late loads`, `1,024 late loads`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _missing_evidence(
+    counts: Mapping[str, int | None], coverage: Coverage, requests: Sequence[Request]
+) -> list[str]:
+    reasons = []
+    if coverage.load_source is None:
+        why = "; ".join(f"{state.name}: {state.reason}" for state in coverage.sources)
+        reasons.append(f"no source of loads was armed ({why or 'none was tried'})")
+    if coverage.self_test not in ("passed",) and not coverage.self_test.startswith("skipped"):
+        reasons.append(f"the driver hook's self-test failed: {coverage.self_test}")
+    if coverage.dropped:
+        reasons.append(f"{plural(coverage.dropped, 'record')} lost: a late load may be among them")
+    if coverage.silent_pids:
+        pids = ", ".join(map(str, coverage.silent_pids))
+        reasons.append(f"processes used CUDA and wrote nothing: {pids}")
+    if not requests:
+        reasons.append("no request was served")
+    elif counts["launches"] == 0:
+        reasons.append(
+            "no kernel launch was seen: the target launches nothing that can be watched here; "
+            "check that it runs its kernels on the device, not on the CPU"
+        )
+    return reasons
