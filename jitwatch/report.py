@@ -21,7 +21,7 @@ from jitwatch.events import (
     Variant,
     Verdict,
 )
-from jitwatch.verdict import judge
+from jitwatch.verdict import judge, missing_evidence
 
 #: Kinds that are counted where they are late and in the repository under test.
 COUNTED_KINDS = {
@@ -60,12 +60,16 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that a renderer needs of one run on one device."""
+    """All that a renderer needs of one run on one device.
+
+    `doubts` are the reasons not to trust any of it: a pass has none.
+    """
 
     device: str
     environment: Mapping[str, Any]
     coverage: Coverage
     verdict: Verdict
+    doubts: tuple[str, ...]
     counts: Mapping[str, int | None]
     requests: tuple[RequestRow, ...]
     stalls: tuple[Stall, ...]
@@ -95,15 +99,18 @@ def build_report(
     stalls = _stalls(placed, charges, ready_ns, coverage)
     warm = _warm_variants(placed, ready_ns, coverage)
     counts = _counts(stalls, requests, warm, coverage, simulated=simulated)
-    doubts = [*meta.get("doubts", ()), *_doubts(placed, requests, ready_ns, coverage, facts)]
-    verdict = judge(
-        counts, coverage, requests, doubts, fail_on=str(meta.get("fail_on", "in-repo"))
-    )
+    doubts = [
+        *_contradictions(placed, ready_ns, coverage, facts),
+        *missing_evidence(counts, coverage, requests, simulated=simulated),
+    ]
+    not_served = [*meta.get("doubts", ()), *_unanswered(requests)]
+    fail_on = str(meta.get("fail_on", "in-repo"))
     return Report(
         device=str(meta["device"]),
         environment={**meta.get("environment", {}), **facts.get("environment", {})},
         coverage=_relative_coverage(coverage, roots),
-        verdict=verdict,
+        verdict=judge(counts, [*not_served, *doubts], fail_on=fail_on),
+        doubts=tuple(doubts),
         counts=counts,
         requests=_rows(requests, steps, stalls, coverage, simulated=simulated),
         stalls=tuple(replace(stall, event=roots.relative(stall.event)) for stall in stalls),
@@ -260,9 +267,22 @@ def _row(
     )
 
 
-def _doubts(
+def _unanswered(requests: Sequence[Request]) -> list[str]:
+    """The requests that can't be judged: they raised, or were never answered."""
+    doubts = []
+    failed = [request for request in requests if request.error]
+    if failed:
+        lengths = ", ".join(str(request.prompt_tokens) for request in failed[:10])
+        more = f" and {len(failed) - 10} more" if len(failed) > 10 else ""
+        doubts.append(f"the target raised at prompt_tokens {lengths}{more}: {failed[0].error}")
+    pending = [request for request in requests if request.end_ns is None and not request.error]
+    if pending:
+        doubts.append(f"not answered: prompt_tokens {pending[0].prompt_tokens}")
+    return doubts
+
+
+def _contradictions(
     events: Sequence[Event],
-    requests: Sequence[Request],
     ready_ns: int | None,
     coverage: Coverage,
     facts: Mapping[str, Any],
@@ -271,19 +291,6 @@ def _doubts(
     doubts = []
     if ready_ns is None:
         doubts.append("the target was never ready: nothing can be late")
-    failed = [request for request in requests if request.error]
-    if failed:
-        lengths = ", ".join(str(request.prompt_tokens) for request in failed[:10])
-        more = f" and {len(failed) - 10} more" if len(failed) > 10 else ""
-        doubts.append(
-            f"the target raised at prompt_tokens {lengths}{more}: {failed[0].error}"
-        )
-    unanswered = [r for r in requests if r.end_ns is None and not r.error]
-    if unanswered:
-        doubts.append(
-            f"{len(unanswered)} request(s) not answered, first at "
-            f"prompt_tokens {unanswered[0].prompt_tokens}"
-        )
     if coverage.load_source == "driver":
         doubts += _hook_without_module(events)
         doubts += _launched_without_load(events, facts.get("probe_kernels", ()))

@@ -17,26 +17,22 @@ BUDGET = {
     "late_launcher_builds": "late in-repo launcher build",
 }
 
+BUDGET_KINDS = ("load", "compile", "autotune", "launcher_build")
+
 
 def judge(
     counts: Mapping[str, int | None],
-    coverage: Coverage,
-    requests: Sequence[Request],
     doubts: Sequence[str],
     *,
     fail_on: str,
 ) -> Verdict:
-    """`fail` beats `inconclusive` beats `pass`.
-
-    `doubts` are reasons not to trust the run that its caller found (a target that
-    raised, a child that died, a launch without a recorded load).
-    """
+    """`fail` beats `inconclusive` beats `pass`; `doubts` are reasons not to trust the run."""
     failures = [plural(counts[key] or 0, name) for key, name in BUDGET.items() if counts[key]]
     if fail_on == "any" and counts["late_other_loads"]:
         failures.append(plural(counts["late_other_loads"] or 0, "late third-party load"))
     if failures:
         return Verdict("fail", (*failures, *doubts))
-    reasons = [*doubts, *_missing_evidence(counts, coverage, requests)]
+    reasons = list(doubts)
     if fail_on == "any" and counts["late_other_loads"] is None:
         reasons.append(
             "third-party loads can't be seen on a simulated device: use --device cuda for "
@@ -50,9 +46,14 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def _missing_evidence(
-    counts: Mapping[str, int | None], coverage: Coverage, requests: Sequence[Request]
+def missing_evidence(
+    counts: Mapping[str, int | None],
+    coverage: Coverage,
+    requests: Sequence[Request],
+    *,
+    simulated: bool,
 ) -> list[str]:
+    """What a pass would need and this run does not have."""
     reasons = []
     if coverage.load_source is None:
         why = "; ".join(f"{state.name}: {state.reason}" for state in coverage.sources)
@@ -66,6 +67,8 @@ def _missing_evidence(
         reasons.append(f"processes used CUDA and wrote nothing: {pids}")
     if not requests:
         reasons.append("no request was served")
+    elif not simulated and coverage.load_source == "driver" and not coverage.probes:
+        reasons.append("no probe request was answered: whether anything was launched is unknown")
     elif counts["launches"] == 0:
         reasons.append(
             "no kernel launch was seen: the target launches nothing that can be watched here; "

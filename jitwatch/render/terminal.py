@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from jitwatch.attribution import IN_REPO
 from jitwatch.events import Event, Stall
@@ -22,7 +23,10 @@ NOUNS = {
     "link": "link",
     "subprocess": "subprocess",
 }
+#: Causes whose values may be as many as there are lengths: told once for all.
+EVERY_VALUE = ("JW103", "JW106")
 #: Packages whose frames never say who launched a kernel.
+SUBSCRIPT = "triton/runtime/jit.py"
 MACHINERY = ("triton/", "jitwatch/", "torch/", "<")
 BARRIER = (
     "A late load is also a barrier: it waits until all GPU work in flight is done, and "
@@ -69,16 +73,19 @@ def first_line(report: Report) -> str:
     return f"{head}, {plural(counts['warmup_variants'] or 0, 'variant')} warm at ready"
 
 
-def diagnostics(report: Report) -> list[Diagnostic]:
+def diagnostics(report: Report, only: str | None = None) -> list[Diagnostic]:
     """The stalls, grouped by kernel, cause and arguments, in the order they came.
 
-    A disk hit beside its load adds nothing: it is left out where the load is told.
+    `only` keeps those that one request waited for, in the repository under test.
     """
     lengths = {row.request.id: row.request.prompt_tokens for row in report.requests}
     groups: dict[tuple[object, ...], list[Stall]] = {}
     for stall in report.stalls:
         event = stall.event
-        arguments = tuple(row.argument for row in stall.diff)
+        if only is not None and (only not in stall.requests or event.origin != IN_REPO):
+            continue
+        told = slice(1) if stall.cause.code in EVERY_VALUE else slice(3)
+        arguments = tuple(astuple(row)[told] for row in stall.diff)
         kernel = event.kernel if event.origin == IN_REPO else event.origin
         key = (event.origin == IN_REPO, kernel, event.file, stall.cause.code, arguments)
         groups.setdefault(key, []).append(stall)
@@ -149,10 +156,18 @@ def _nested(stall: Stall, stalls: Iterable[Stall]) -> bool:
 
 def _place(event: Event) -> str:
     defined = f"{event.file}:{event.line}" if event.file else ""
-    caller = next((line for line in event.stack if not line.startswith(MACHINERY)), "")
+    caller = launch_site(event.stack)
     if defined and caller:
         return f"{defined}, launched from {caller}"
     return defined or caller
+
+
+def launch_site(stack: Sequence[str]) -> str:
+    """The frame that launched: outside Triton's `kernel[grid]`, where the stack has it."""
+    for inner, outer in itertools.pairwise(stack):
+        if inner.startswith(SUBSCRIPT) and inner.endswith("<lambda>"):
+            return outer
+    return next((line for line in stack if not line.startswith(MACHINERY)), "")
 
 
 def _others(report: Report, found: Sequence[Diagnostic]) -> list[str]:

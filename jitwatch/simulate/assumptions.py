@@ -33,7 +33,7 @@ def user_line() -> str:
 
 
 class Assumptions:
-    """The lines whose read-back was answered with zeros, each once, in order."""
+    """The lines whose read-back was answered with zeros, and other liberties, each once."""
 
     def __init__(self, strict: bool) -> None:
         self.strict = strict
@@ -53,7 +53,13 @@ class Assumptions:
                 why="a simulated device runs no kernel, and --strict-values allows no stand-in",
                 fix=f"keep the value off the host, or drop --strict-values to go on with {answer}",
             )
-        line = f"{where}: {what} taken as {answer}"
+        self._add(f"{where}: {what} taken as {answer}")
+
+    def note(self, what: str) -> None:
+        """Note something of the user's line that is no value, strict or not."""
+        self._add(f"{user_line()}: {what}")
+
+    def _add(self, line: str) -> None:
         if line not in self._seen:
             self._seen.add(line)
             self.lines.append(line)

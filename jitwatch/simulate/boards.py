@@ -5,7 +5,7 @@ Triton, and imports neither.
 
 Source: NVIDIA's datasheets (memory, clocks, bus width, multiprocessors) and the CUDA C++
 programming guide's table of technical specifications per compute capability (shared
-memory, registers, threads).
+memory, registers, threads). The h200 is as torch 2.11 describes a real one.
 """
 
 from __future__ import annotations
@@ -53,12 +53,16 @@ class Board:
         return major * 10 + minor
 
 
+def _gib(size: float) -> int:
+    return int(size * _GIB)
+
+
 def _board(
     name: str,
     product: str,
     arch: int,
     multiprocessors: int,
-    memory_gib: float,
+    memory_bytes: int,
     l2_mib: int,
     clocks_mhz: tuple[int, int],
     bus_bits: int,
@@ -69,7 +73,7 @@ def _board(
         product=product,
         capability=(arch // 10, arch % 10),
         multiprocessors=multiprocessors,
-        memory_bytes=int(memory_gib * _GIB),
+        memory_bytes=memory_bytes,
         shared_memory_per_block_optin=per_block_kib * _KIB,
         shared_memory_per_multiprocessor=per_multiprocessor_kib * _KIB,
         max_threads_per_multiprocessor=threads,
@@ -92,14 +96,14 @@ _PER_ARCH = {
 BOARDS: dict[str, Board] = {
     board.name: board
     for board in (
-        _board("h200", "NVIDIA H200", 90, 132, 139.8, 60, (1980, 3201), 6144),
-        _board("h100", "NVIDIA H100 80GB HBM3", 90, 132, 79.1, 50, (1980, 2619), 5120),
-        _board("a100", "NVIDIA A100-SXM4-80GB", 80, 108, 79.1, 40, (1410, 1593), 5120),
-        _board("l4", "NVIDIA L4", 89, 58, 22.0, 48, (2040, 6251), 192),
-        _board("l40s", "NVIDIA L40S", 89, 142, 44.4, 96, (2520, 9001), 384),
-        _board("rtx4090", "NVIDIA GeForce RTX 4090", 89, 128, 23.5, 72, (2520, 10501), 384),
-        _board("b200", "NVIDIA B200", 100, 148, 178.3, 126, (1965, 3996), 8192),
-        _board("rtx5090", "NVIDIA GeForce RTX 5090", 120, 170, 31.4, 96, (2407, 14001), 512),
+        _board("h200", "NVIDIA H200", 90, 132, 150_109_880_320, 60, (1980, 3201), 6016),
+        _board("h100", "NVIDIA H100 80GB HBM3", 90, 132, _gib(79.1), 50, (1980, 2619), 5120),
+        _board("a100", "NVIDIA A100-SXM4-80GB", 80, 108, _gib(79.1), 40, (1410, 1593), 5120),
+        _board("l4", "NVIDIA L4", 89, 58, _gib(22.0), 48, (2040, 6251), 192),
+        _board("l40s", "NVIDIA L40S", 89, 142, _gib(44.4), 96, (2520, 9001), 384),
+        _board("rtx4090", "NVIDIA GeForce RTX 4090", 89, 128, _gib(23.5), 72, (2520, 10501), 384),
+        _board("b200", "NVIDIA B200", 100, 148, _gib(178.3), 126, (1965, 3996), 8192),
+        _board("rtx5090", "NVIDIA GeForce RTX 5090", 120, 170, _gib(31.4), 96, (2407, 14001), 512),
     )
 }
 

@@ -64,7 +64,9 @@ class SimulatedTorch:
 
     @property
     def assumed(self) -> list[str]:
-        """`file:line: what` of every read-back answered with zeros, each line once."""
+        """`file:line: what` of every read-back answered with zeros, each line once.
+
+        A torch.compile that was left out is listed too."""
         return list(self._assumptions.lines)
 
     @property
@@ -93,6 +95,7 @@ class SimulatedTorch:
         patches = self._patches
         _patch_cuda(patches, self.board, self._memory)
         _patch_neighbours(patches, self.board, self._memory)
+        patches.set(torch, "compile", _uncompiled(self._assumptions))
         remembering = custom_ops.remember_registrations(torch.library.Library.impl)
         patches.set(torch.library.Library, "impl", remembering)
         patches.set(threading.Thread, "_bootstrap_inner", _in_threads(self._mode))
@@ -215,6 +218,22 @@ def _on_meta(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def stand_in(self: DeviceContext, device: Any) -> None:
         init(self, real_device(device))
+
+    return stand_in
+
+
+def _uncompiled(assumptions: Assumptions) -> Callable[..., Any]:
+    """torch.compile can't trace under the mode: what it is given runs as it is written.
+
+    The kernels it would have made are not simulated; they are no in-repo ones.
+    """
+
+    @functools.wraps(torch.compile)
+    def stand_in(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if model is None:
+            return lambda decorated: stand_in(decorated, *args, **kwargs)
+        assumptions.note("torch.compile() left out, its argument runs uncompiled")
+        return model
 
     return stand_in
 

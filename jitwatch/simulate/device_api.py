@@ -41,6 +41,7 @@ class DeviceProperties:
     clock_rate: int
     memory_clock_rate: int
     memory_bus_width: int
+    gcnArchName: str
     is_integrated: int = 0
     is_multi_gpu_board: int = 0
     pci_bus_id: int = 1
@@ -68,6 +69,7 @@ def properties_of(board: Board) -> DeviceProperties:
         clock_rate=board.clock_rate_khz,
         memory_clock_rate=board.memory_clock_rate_khz,
         memory_bus_width=board.memory_bus_width_bits,
+        gcnArchName=board.product,
     )
 
 

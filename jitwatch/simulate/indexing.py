@@ -82,7 +82,13 @@ def _holds_tensor(index: Any) -> bool:
         return True
     if isinstance(index, slice):
         return any(isinstance(one, torch.Tensor) for one in (index.start, index.stop, index.step))
+    if isinstance(index, list) and _is_mask(index):
+        return True
     return isinstance(index, tuple | list) and any(_holds_tensor(one) for one in index)
+
+
+def _is_mask(index: list[Any]) -> bool:
+    return any(isinstance(one, bool) for one in index)
 
 
 def _plain_index(mode: _Mode, tensor: torch.Tensor, index: Any, *, writing: bool = False) -> Any:
@@ -105,6 +111,8 @@ def _plain_index(mode: _Mode, tensor: torch.Tensor, index: Any, *, writing: bool
 def _plain_part(mode: _Mode, part: Any, writing: bool) -> list[Any]:
     if isinstance(part, slice):
         return [slice(*(_bound(mode, one) for one in (part.start, part.stop, part.step)))]
+    if isinstance(part, list) and _is_mask(part):
+        return [torch.tensor(part, device="cpu")]  # which torch would move to the device first
     if not isinstance(part, torch.Tensor) or not part.is_meta:
         return [part]
     if part.dtype in _MASKS:

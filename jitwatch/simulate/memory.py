@@ -90,11 +90,14 @@ class Memory:
         wanted = storage.nbytes()
         nbytes = -(-wanted // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         with self._lock:
-            self._settle()
-            if self._allocated_bytes + nbytes > self.total_bytes:
+            if self.freed:
+                self._settle()
+            allocated = self._allocated_bytes + nbytes
+            if allocated > self.total_bytes:
                 raise self._out_of_memory(wanted)
-            self._allocated_bytes += nbytes
-            self._peak_bytes = max(self._peak_bytes, self._allocated_bytes)
+            self._allocated_bytes = allocated
+            if allocated > self._peak_bytes:
+                self._peak_bytes = allocated
             address = self._next_address
             self._next_address += max(nbytes, _ALIGNMENT_BYTES)
         block = Block(self, address, nbytes)

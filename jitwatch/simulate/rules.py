@@ -63,14 +63,15 @@ class Rule:
     custom: bool = False
 
 
-_rules: dict[object, Rule] = {}
+#: The rules worked out so far.
+rules: dict[object, Rule] = {}
 
 
 def rule_of(func: Any) -> Rule:
     """The rule of a torch function, worked out once."""
-    rule = _rules.get(func)
+    rule = rules.get(func)
     if rule is None:
-        rule = _rules[func] = _classify(func)
+        rule = rules[func] = _classify(func)
     return rule
 
 

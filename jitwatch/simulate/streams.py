@@ -50,7 +50,7 @@ class Stream:
     @classmethod
     def priority_range(cls) -> tuple[int, int]:
         """The lowest and the highest priority."""
-        return (0, -5)
+        return (0, -3)
 
     def query(self) -> bool:
         """Is all work done? Always."""

@@ -23,7 +23,7 @@ from jitwatch.simulate.assumptions import Assumptions, unknown_shape
 from jitwatch.simulate.devices import META, real_device
 from jitwatch.simulate.generators import SimulatedGenerator
 from jitwatch.simulate.memory import Memory, block_of
-from jitwatch.simulate.rules import Rule, rule_of
+from jitwatch.simulate.rules import Rule, rule_of, rules
 from jitwatch.simulate.values import block_for, forget, know, may_be_known, twin_of
 
 Arguments = tuple[Any, ...]
@@ -81,7 +81,7 @@ class SimulatedTensors(TorchFunctionMode):
         """Call a torch function, count the memory and follow the values of what it makes."""
         if kwargs:
             kwargs = real_keywords(kwargs)
-        rule = rule_of(func)
+        rule = rules.get(func) or rule_of(func)
         if rule.custom:
             implementation = custom_ops.cuda_implementation(func)
             if implementation is not None:
@@ -105,21 +105,28 @@ class SimulatedTensors(TorchFunctionMode):
     def adopt(self, func: Any, args: Arguments, kwargs: Keywords, rule: Rule, result: Any) -> None:
         """Count the storages in a result that are new, and give them the values known."""
         if isinstance(result, torch.Tensor):
-            if not result.is_meta or block_of(result.untyped_storage()) is not None:
+            # The common case, and on every operation's path: no list, no second look.
+            if not result.is_meta:
                 return
-            fresh = [result]
-        elif isinstance(result, tuple | list):
+            try:
+                storage = result.untyped_storage()
+            except NotImplementedError:
+                return  # sparse, or inside vmap: no storage of its own, and no values
+            if block_of(storage) is None:
+                self.memory.take(storage)
+                if may_be_known(result):
+                    self._evaluate(func, args, kwargs, rule, result, [result])
+            return
+        if isinstance(result, tuple | list):
             fresh = [
                 one
                 for one in tensors_in(result)
                 if one.is_meta and block_of(one.untyped_storage()) is None
             ]
-        else:
-            return
-        for one in fresh:
-            block_for(one, self.memory)
-        if any(may_be_known(one) for one in fresh):
-            self._evaluate(func, args, kwargs, rule, result, fresh)
+            for one in fresh:
+                block_for(one, self.memory)
+            if any(may_be_known(one) for one in fresh):
+                self._evaluate(func, args, kwargs, rule, result, fresh)
 
     def _evaluate(
         self,
@@ -231,8 +238,11 @@ class SimulatedTensors(TorchFunctionMode):
 
 def real_keywords(kwargs: Keywords) -> Keywords:
     """Keyword arguments for torch: the device translated, what only CUDA knows dropped."""
-    if "device" in kwargs and kwargs["device"] is not None:
-        kwargs = {**kwargs, "device": real_device(kwargs["device"])}
+    device = kwargs.get("device")
+    if device is not None:
+        real = real_device(device)
+        if real is not device:
+            kwargs = {**kwargs, "device": real}
     if kwargs.get("pin_memory"):
         kwargs = {**kwargs, "pin_memory": False}
     if isinstance(kwargs.get("generator"), SimulatedGenerator):

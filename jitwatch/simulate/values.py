@@ -10,6 +10,8 @@ mode's handler or under `torch._C.DisableTorchFunction`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from jitwatch.simulate.memory import Block, Memory, block_of
@@ -76,7 +78,7 @@ def know(tensor: torch.Tensor, value: torch.Tensor) -> None:
         block.known = None
 
 
-def know_items(tensor: torch.Tensor, index: object, value: object) -> None:
+def know_items(tensor: torch.Tensor, index: Any, value: Any) -> None:
     """Record that the host wrote `tensor[index] = value`; both hold CPU tensors only."""
     block = _writable_block(tensor)
     if block is None or block.twin is None:

@@ -261,7 +261,7 @@ class DriverHook:
         return DriverUnavailable(
             f"the driver hook can't be armed through {self.path}",
             why,
-            "install the CUPTI of the driver's CUDA version; `jitwatch doctor` shows both",
+            "check that nvidia-smi shows a GPU, and install the CUPTI of the driver's CUDA version",
         )
 
     def _ours(self) -> bool:

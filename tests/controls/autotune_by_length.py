@@ -9,8 +9,8 @@ CONFIGS = [triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 256})]
 
 
 @triton.autotune(configs=CONFIGS, key=["NB"])
-@triton.jit(do_not_specialize=["n", "NB"])
-def tuned_kernel(x, y, n, NB, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["n"])
+def tuned_kernel(x, y, n, NB: tl.constexpr, BLOCK: tl.constexpr):
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + o, tl.load(x + o, mask=o < n) * 5 + NB, mask=o < n)
 

@@ -1,0 +1,209 @@
+"""`pytest --jitwatch`: the sweep as test items, one for each prompt length.
+
+Owns options, items and how a failing item reads. The sweep itself runs in a child
+process (`sweep.py`), once, when the first selected item starts. Importing this
+module imports neither torch nor triton nor pandas.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jitwatch.errors import JitwatchError, UsageError
+from jitwatch.render.terminal import diagnostic_lines, diagnostics, first_line
+from jitwatch.report import Report, RequestRow
+from jitwatch.sweep import (
+    MAX_LENGTH,
+    MIN_LENGTH,
+    SweepOptions,
+    default_repo,
+    lengths_between,
+    parse_lengths,
+    resolve_devices,
+    run_sweep,
+)
+from jitwatch.verdict import BUDGET_KINDS
+
+
+class LateLoad(Exception):
+    """A request waited for a late event in the repository under test: the item's failure."""
+
+
+class NotJudged(Exception):
+    """The item could not be judged: an error of the item, never a pass."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("jitwatch", "no request pays for a compile or a module load")
+    add = group.addoption
+    add("--jitwatch", action="store_true", help="sweep prompt lengths as test items")
+    add("--jitwatch-target", metavar="MODULE:ATTR", help="what is swept (ini: jitwatch_target)")
+    add("--jitwatch-min", type=int, default=MIN_LENGTH, metavar="N", help="shortest prompt")
+    add("--jitwatch-max", type=int, default=MAX_LENGTH, metavar="N", help="longest prompt")
+    add("--jitwatch-step", type=int, default=1, metavar="N", help="every N-th length")
+    add("--jitwatch-lengths", metavar="N,N,…", help="these lengths instead")
+    add("--jitwatch-device", default="auto", metavar="DEVICE", help="auto, cuda or sim:BOARD")
+    add("--jitwatch-package", action="append", default=[], metavar="NAME", help="under test too")
+    add("--jitwatch-keys-only", action="store_true", help="simulated: compile nothing")
+    parser.addini("jitwatch_target", "the target of pytest --jitwatch, as module:attr")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    if not config.getoption("jitwatch"):
+        return
+    try:
+        sweep = Sweep(config)
+    except UsageError as error:
+        raise pytest.UsageError(f"jitwatch: {_as_plugin_options(str(error))}") from error
+    config.stash[SWEEP] = sweep
+    for length in sweep.lengths:
+        name = f"sweep[len{length}]"
+        item = SweepItem.from_parent(session, name=name, nodeid=name, length=length, sweep=sweep)
+        items.append(item)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    sweep = config.stash.get(SWEEP, None)
+    if sweep is not None and sweep.report is not None:
+        terminalreporter.section("jitwatch")
+        terminalreporter.write_line(first_line(sweep.report))
+        for state in sweep.report.coverage.sources:
+            said = f"armed, {state.version}" if state.armed else f"not armed: {state.reason}"
+            terminalreporter.write_line(f"{state.name}: {said}")
+
+
+class Sweep:
+    """What a session sweeps; runs once, over the lengths that are still selected."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        option = config.getoption
+        target = option("jitwatch_target") or config.getini("jitwatch_target")
+        if not target:
+            raise UsageError(
+                "there is no target to sweep",
+                "neither --jitwatch-target nor the ini setting jitwatch_target is given",
+                "add jitwatch_target = module:attr to the pytest configuration",
+            )
+        devices = resolve_devices(option("jitwatch_device"))
+        if len(devices) > 1:
+            raise UsageError(
+                f"--jitwatch-device {option('jitwatch_device')}: one device a session",
+                "an item is one length on one device",
+                "run pytest once for each device",
+            )
+        listed = option("jitwatch_lengths")
+        self.lengths = (
+            parse_lengths(listed, "--jitwatch-lengths")
+            if listed
+            else lengths_between(
+                option("jitwatch_min"), option("jitwatch_max"), option("jitwatch_step")
+            )
+        )
+        self.config = config
+        self.target = str(target)
+        self.devices = devices
+        self.report: Report | None = None
+        self.failure: str | None = None
+
+    def row(self, session: pytest.Session, length: int) -> tuple[Report, RequestRow]:
+        """The report and the row of one length; sweeps at the first call.
+
+        Raises:
+            NotJudged: the sweep failed, its evidence is missing, or this length was not served.
+        """
+        if self.report is None and self.failure is None:
+            self._run(tuple(i.length for i in session.items if isinstance(i, SweepItem)))
+        if self.report is None:
+            raise NotJudged(self.failure)
+        rows = {row.request.prompt_tokens: row for row in self.report.requests}
+        row = rows.get(length)
+        if row is None or row.request.end_ns is None:
+            raise NotJudged("; ".join(self.report.verdict.reasons) or "it was not served")
+        if row.request.error:
+            raise NotJudged(f"the target raised: {row.request.error}")
+        return self.report, row
+
+    def _run(self, lengths: tuple[int, ...]) -> None:
+        root = self.config.rootpath
+        options = SweepOptions(
+            target=self.target,
+            devices=self.devices,
+            lengths=lengths,
+            run_dir=Path(tempfile.mkdtemp(prefix="jitwatch-")),
+            repo=default_repo(root),
+            packages=tuple(self.config.getoption("jitwatch_package")),
+            keys_only=self.config.getoption("jitwatch_keys_only"),
+            path=root,
+            command="pytest --jitwatch",
+        )
+        try:
+            (self.report,) = run_sweep(options)
+        except JitwatchError as error:
+            self.failure = _as_plugin_options(str(error))
+
+
+class SweepItem(pytest.Item):
+    """One prompt length."""
+
+    def __init__(self, *, length: int, sweep: Sweep, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.length = length
+        self.sweep = sweep
+
+    def setup(self) -> None:
+        """Sweep, and see that this length can be judged: otherwise the item is an error."""
+        report, row = self.sweep.row(self.session, self.length)
+        if report.doubts and not _late(report, row):
+            raise NotJudged("; ".join(report.doubts))
+
+    def runtest(self) -> None:
+        """Fail with the diagnostics of what this request waited for."""
+        report, row = self.sweep.row(self.session, self.length)
+        if _late(report, row):
+            raise LateLoad("\n".join(_diagnosed(report, row)))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The diagnostic alone: a traceback through pytest says nothing here."""
+        if isinstance(excinfo.value, (LateLoad, NotJudged)):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Where the item is from: the root, as it has no file."""
+        return self.config.rootpath, None, self.name
+
+
+SWEEP: pytest.StashKey[Sweep] = pytest.StashKey()
+
+
+def _late(report: Report, row: RequestRow) -> bool:
+    return any(
+        row.request.id in stall.requests
+        and stall.event.kind in BUDGET_KINDS
+        and stall.event.origin == "in-repo"
+        for stall in report.stalls
+    )
+
+
+def _diagnosed(report: Report, row: RequestRow) -> Iterator[str]:
+    for item in diagnostics(report, only=row.request.id):
+        yield from diagnostic_lines(item)
+
+
+def _as_plugin_options(text: str) -> str:
+    """Errors of the sweep with the plugin's names of its options."""
+    for name in ("target", "device", "package", "min", "max", "step", "lengths"):
+        text = text.replace(f" --{name}", f" --jitwatch-{name}")
+        if text.startswith(f"--{name}"):
+            text = f"--jitwatch-{text[2:]}"
+    return text
