@@ -6,6 +6,7 @@ tagged `py3-none-PLATFORM`. Everything else of the build is in pyproject.toml.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import shutil
@@ -29,6 +30,12 @@ def compiler() -> list[str] | None:
     return command if command and shutil.which(command[0]) else None
 
 
+def source_digest() -> str:
+    """The define that tells the installed package which source its object was built from."""
+    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()
+    return f'-DJW_SOURCE_SHA256="{digest}"'
+
+
 class BuildWithDriver(build_py):
     """`build_py` that also compiles the driver hook (in place for an editable install)."""
 
@@ -48,7 +55,7 @@ class BuildWithDriver(build_py):
         # Built beside its place and renamed: a process that has the old object mapped keeps it.
         partial = target.with_suffix(".partial")
         result = subprocess.run(
-            [*command, *FLAGS, "-o", str(partial), str(SOURCE), *LIBRARIES],
+            [*command, *FLAGS, source_digest(), "-o", str(partial), str(SOURCE), *LIBRARIES],
             capture_output=True,
             text=True,
         )

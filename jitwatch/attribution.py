@@ -14,17 +14,37 @@ from jitwatch.events import Event, Step
 
 IN_REPO = "in-repo"
 #: Folders beneath a repository that hold other people's code.
-FOREIGN_FOLDERS = ("site-packages", "dist-packages", ".venv", "venv", ".tox", ".nox", "node_modules")
+FOREIGN_FOLDERS = (
+    "site-packages",
+    "dist-packages",
+    ".venv",
+    "venv",
+    ".tox",
+    ".nox",
+    "node_modules",
+)
 
-#: Owners of kernels that no compiler hook explains, by symbol name.
-KERNEL_OWNERS = (
-    ("cublas", re.compile(r"nvjet|cublas|gemv|gemmk|splitK|_gemm_|xmma|dot_kernel|reduce_1Block")),
-    ("cudnn", re.compile(r"cudnn")),
-    ("nccl", re.compile(r"nccl", re.IGNORECASE)),
-    ("flash-attention", re.compile(r"flash_(fwd|bwd)|flash::")),
-    ("inductor", re.compile(r"^triton_(poi|red|per|tem|mm|for)_")),
-    ("torch", re.compile(r"at6native|at_cuda_detail|^_ZN2at|c10|3cub|cub::|thrust|8at_cuda|fmha")),
-    ("cutlass", re.compile(r"cutlass")),
+#: Owners of kernels that no compiler hook explains, by symbol, mangled or not: the first rule
+#: that matches. A rule tells a library's own names; a bare "gemm" or "softmax" is nobody's.
+KERNEL_OWNERS = tuple(
+    (owner, re.compile(pattern))
+    for owner, pattern in (
+        ("inductor", r"^triton_(poi|red|per|tem|for|spl|unk|mix|mm|bmm|flex)_"),
+        ("nccl", r"nccl(Dev)?Kernel|^nccl|_ZN\d+nccl"),
+        ("flashinfer", r"flashinfer"),
+        ("cudnn", r"cudnn"),
+        # PyTorch's own copy is in the namespace pytorch_flash.
+        ("flash-attention", r"pytorch_flash|_ZN5flash|flash_(fwd|bwd)_|flash_attn|flash::"),
+        ("cublas", r"^nvjet_|cublas|_ZN7cutlass7Kernel2I\d+cutlass_|^cutlass_\d+_"),
+        ("cublas", r"^(volta|turing|ampere|hopper|sm\d+)_\w*(gemm|xmma)"),
+        ("cublas", r"^(_Z\d+)?(gemv(2|x|NSP|T|N)|gemmk1_|gemmSN_|splitKreduce_)"),
+        ("cublas", r"^_Z\d+(dot|reduce_1Block)_kernelI"),
+        ("cusparse", r"cusparse"),
+        ("cusolver", r"cusolver"),
+        ("torch", r"(^|_)_?ZN?K?2at|2at6native|at::native|at_cuda|3c10|c10::|fmha_cutlass"),
+        ("torch", r"_ZN\w*(3cub|6thrust)|cub::|thrust::"),
+        ("cutlass", r"_ZN7cutlass|cutlass::"),
+    )
 )
 
 
@@ -107,10 +127,12 @@ def origin_of(event: Event, repo: str | None, packages: Mapping[str, Sequence[st
 
 
 def owner_of_kernel(names: str) -> str:
-    """The library that kernels of these symbol names (joined by commas) come from."""
-    for owner, pattern in KERNEL_OWNERS:
-        if pattern.search(names):
-            return owner
+    """The library that kernels of these symbol names (joined by commas) come from: that of the
+    first known one, else `unknown`."""
+    for name in names.split(","):
+        for owner, pattern in KERNEL_OWNERS:
+            if pattern.search(name):
+                return owner
     return "unknown"
 
 

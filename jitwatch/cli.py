@@ -182,8 +182,14 @@ def progress_bar() -> AbstractContextManager[Progress | None]:
         from rich.progress import Progress as Bar
     except ImportError:
         return nullcontext()
-    return _RichProgress(Bar(*Bar.get_default_columns()[:2], MofNCompleteColumn(),
-                             TimeRemainingColumn(), console=Console(stderr=True)))
+    return _RichProgress(
+        Bar(
+            *Bar.get_default_columns()[:2],
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+    )
 
 
 class _RichProgress:

@@ -1,13 +1,15 @@
 """Reads a run directory back: what the recorders of its processes wrote.
 
 Owns the layout of a run directory (`meta.json`, `events-<pid>.jsonl`,
-`driver-<pid>.bin`, `driver-<pid>.stacks`) and tolerates what a killed process
+`driver-<pid>.bin`, `driver-<pid>.stacks`, with `-<ns>` behind the pid where a
+process has several) and tolerates what a killed process
 leaves: torn last lines, events without an end. Hands what it read to `report.py`.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +19,12 @@ from jitwatch.errors import RunFileError
 from jitwatch.events import SCHEMA, Coverage, Event, Request, SourceState, Step, Variant
 from jitwatch.recorder import FORMAT
 from jitwatch.report import Report, build_report
-from jitwatch.sources.driver import DriverRecord, read_records, read_stacks
+from jitwatch.sources.driver_log import (
+    SELF_TEST_KERNEL,
+    DriverRecord,
+    read_records,
+    read_stacks,
+)
 
 META = "meta.json"
 
@@ -82,10 +89,9 @@ def read_run(run_dir: Path) -> Run:
     """
     meta = _read_meta(run_dir)
     processes = [_read_process(path) for path in sorted(run_dir.glob("events-*.jsonl"))]
-    driver_dropped, missing_stacks = 0, {}
+    driver_dropped, missing_stacks = 0, Counter[str]()
     for process in processes:
-        path = run_dir / f"driver-{process.pid}.bin"
-        if path.exists():
+        for path in _driver_files(run_dir, process.pid):
             log = read_records(path)
             stacks = read_stacks(path.with_suffix(".stacks"))
             _add_driver_events(process, log.records, stacks)
@@ -99,7 +105,7 @@ def read_run(run_dir: Path) -> Run:
     requests = [request for process in processes for request in process.requests.values()]
     ready = [process.ready_ns for process in processes if process.ready_ns is not None]
     facts = {name: values[-1] for process in processes for name, values in process.facts.items()}
-    coverage = _coverage(processes, driver_dropped, missing_stacks)
+    coverage = _coverage(processes, driver_dropped, dict(missing_stacks))
     return Run(
         meta=meta,
         events=tuple(events),
@@ -146,6 +152,12 @@ def _read_meta(run_dir: Path) -> dict[str, Any]:
             "read it with the jitwatch that wrote it, or a newer one",
         )
     return dict(meta)
+
+
+def _driver_files(run_dir: Path, pid: int) -> list[Path]:
+    """A process's record files: it has a second one after an exec, or after arming again."""
+    first = run_dir / f"driver-{pid}.bin"
+    return [first] * first.exists() + sorted(run_dir.glob(f"driver-{pid}-*.bin"))
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
@@ -288,12 +300,14 @@ def _add_driver_events(
     """Driver records as events: a load for each module, a link, an API call left open.
 
     A module takes the time of the API call around it; without one (a lazy load
-    inside a launch) it is an instant.
+    inside a launch) it is an instant. The self-test's own module is left out.
     """
     by_slot = {record.slot: record for record in records}
     seq = max(process.events, default=0)
     for record in records:
         call = by_slot.get(record.parent) if record.parent is not None else None
+        if record.kernels == (SELF_TEST_KERNEL,):
+            continue
         if record.type == "module_loaded":
             kind, span = "load", call or record
         elif record.type == "api_call" and record.api == "cuLinkComplete":

@@ -92,9 +92,7 @@ def build_report(
     simulated = str(meta["device"]).startswith("sim:")
     roots = Roots(meta.get("repo"), facts.get("packages", {}))
     until_ns = facts.get("served_until_ns")
-    placed = attribution.place(
-        attribution.explain(events), roots.repo, facts.get("packages", {})
-    )
+    placed = attribution.place(attribution.explain(events), roots.repo, facts.get("packages", {}))
     charges = attribution.charge(placed, steps, ready_ns, until_ns)
     stalls = _stalls(placed, charges, ready_ns, coverage)
     warm = _warm_variants(placed, ready_ns, coverage)
@@ -155,9 +153,7 @@ class Roots:
 def counted_loads(events: Iterable[Event], coverage: Coverage) -> list[Event]:
     """The loads that count: the driver's where it is armed, each one once."""
     return [
-        event
-        for event in events
-        if event.kind == "load" and event.source == coverage.load_source
+        event for event in events if event.kind == "load" and event.source == coverage.load_source
     ]
 
 

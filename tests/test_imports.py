@@ -23,7 +23,14 @@ MODULES_OF = {
     "report": ["report"],
     "render": ["render", "render.terminal", "render.json", "render.frames"],
     "recorder": ["recorder"],
-    "sources": ["sources", "sources.driver", "sources.triton", "sources.triton_variant"],
+    "sources": [
+        "sources",
+        "sources.driver",
+        "sources.driver_library",
+        "sources.driver_log",
+        "sources.triton",
+        "sources.triton_variant",
+    ],
     "simulate": [
         "simulate",
         "simulate.assumptions",

@@ -46,6 +46,8 @@ _KEPT_NAMES = (
     "nvtx amp graphs memory random streams sparse profiler nccl jiterator tunable"
 )
 _KEPT = frozenset(_KEPT_NAMES.split())
+#: Functions of torch.cuda that make no context.
+_ASK_ONLY = ("is_available", "device_count", "get_arch_list", "_lazy_init", "manual_seed")
 
 
 class SimulatedTorch:
@@ -145,10 +147,36 @@ def _patch_cuda(patches: Patches, board: Board, memory: Memory) -> None:
     for name in torch.cuda.__all__:
         if name not in stand_ins and _needs_device(name):
             stand_ins[name] = _unsupported(f"torch.cuda.{name}")
+    touched = _Touched(memory)
+    stand_ins["is_initialized"] = touched.is_initialized
     for name, stand_in in stand_ins.items():
-        _replace(patches, torch.cuda, name, stand_in)
+        _replace(patches, torch.cuda, name, touched.by(name, stand_in))
     for name, stand_in in device_api.nvtx_stand_ins().items():
         patches.set(torch.cuda.nvtx, name, stand_in)
+
+
+class _Touched:
+    """Whether the process has used the device: torch.cuda.is_initialized() before that is False."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._called = False
+
+    def is_initialized(self) -> bool:
+        """True from the first tensor or call on that would have made a context."""
+        return self._called or self._memory.peak_bytes > 0
+
+    def by(self, name: str, stand_in: object) -> object:
+        """`stand_in`, which marks the device as used where torch's own function would."""
+        if not inspect.isfunction(stand_in) or name in _ASK_ONLY:
+            return stand_in
+
+        @functools.wraps(stand_in)
+        def marking(*args: Any, **kwargs: Any) -> Any:
+            self._called = True
+            return stand_in(*args, **kwargs)
+
+        return marking
 
 
 def _replace(patches: Patches, module: ModuleType, name: str, stand_in: object) -> None:

@@ -113,7 +113,6 @@ def device_stand_ins(board: Board) -> StandIns:
     properties = properties_of(board)
     return {
         "is_available": lambda: True,
-        "is_initialized": lambda: True,
         "init": _nothing,
         "device_count": lambda: 1,
         "current_device": lambda: 0,

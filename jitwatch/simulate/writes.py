@@ -7,7 +7,7 @@ values of tensors that a launched kernel may have overwritten.
 from __future__ import annotations
 
 import ast
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 #: Functions of triton.language whose first argument is written to.
@@ -16,7 +16,7 @@ STORES = ("store", "store_tensor_descriptor")
 LANGUAGE_MODULES = ("triton.language", "triton.language.core", "triton.experimental")
 
 
-@lru_cache(maxsize=None)
+@cache
 def written_parameters(fn: Any) -> frozenset[str]:
     """Names of the parameters of the JITFunction `fn` that it may store to."""
     return _written(fn, ())

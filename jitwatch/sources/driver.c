@@ -12,7 +12,7 @@
  *   - it never fails: a full file is a counted drop.
  *
  * The record format names no CUPTI type, so that another back end can write it.
- * Its reader is driver.py; both change together, with FORMAT_VERSION.
+ * Its reader is driver_log.py; both change together, with FORMAT_VERSION.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -36,6 +36,13 @@
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
+
+/* The package's build gives it; driver_library.py looks for it in the object's bytes,
+ * to tell this source's object from a stale one. */
+#ifndef JW_SOURCE_SHA256
+#define JW_SOURCE_SHA256 "unknown"
+#endif
+EXPORT const char jw_source_sha256[] = JW_SOURCE_SHA256;
 
 /* ---- the record file ---------------------------------------------------- */
 
@@ -194,6 +201,13 @@ static _Atomic int stack_fd = -1;
 static _Atomic int stack_signal;
 static _Atomic(void *) stack_handler; /* who answered the signal when we were told of it */
 static atomic_flag stack_lock = ATOMIC_FLAG_INIT;
+
+/* A lookup that took this long worked: it may have loaded a function without any
+ * MODULE_LOADED, so that its record is kept. Exported for the tests' sake. */
+EXPORT _Atomic int64_t jw_slow_lookup_ns = 1000000;
+
+#define LAUNCHED_NAMES 4096u
+static _Atomic uint64_t launched[LAUNCHED_NAMES]; /* names' hashes since launches(1); 0: free */
 
 #define MAX_DEPTH 8
 
@@ -483,6 +497,30 @@ static void add_stack(struct header *log, uint32_t slot) {
         if (self.frames[depth].slot) record_at(log, self.frames[depth].slot)->stack_ns += cost_ns;
 }
 
+/* ---- launched kernels ------------------------------------------------------------ */
+
+enum launch_name { NEW_NAME, KNOWN_NAME, NO_ROOM };
+
+/* Enter a name, once: a kernel gets one record, or ten probes would fill the file. */
+static enum launch_name enter_launched(const char *name) {
+    const char *text = name ? name : "";
+    uint64_t hash =
+        hash_block(14695981039346656037u, (const unsigned char *)text, strlen(text));
+    if (hash == 0) hash = 1;
+    for (uint32_t i = 0; i < LAUNCHED_NAMES; i++) {
+        _Atomic uint64_t *cell = &launched[(hash + i) % LAUNCHED_NAMES];
+        uint64_t found = atomic_load_explicit(cell, memory_order_relaxed);
+        if (found == 0 && atomic_compare_exchange_strong(cell, &found, hash)) return NEW_NAME;
+        if (found == hash) return KNOWN_NAME;
+    }
+    return NO_ROOM;
+}
+
+static void forget_launched(void) {
+    for (uint32_t i = 0; i < LAUNCHED_NAMES; i++)
+        atomic_store_explicit(&launched[i], 0, memory_order_relaxed);
+}
+
 /* ---- callbacks ------------------------------------------------------------------ */
 
 static void on_enter(struct header *log, uint32_t code, const struct api_data *data) {
@@ -490,16 +528,20 @@ static void on_enter(struct header *log, uint32_t code, const struct api_data *d
     int64_t start_ns = now_ns();
     if (class == IGNORED) return;
     prune_frames();
-    if (class == LAUNCH_CALL) atomic_fetch_add(&log->launches, 1);
-    uint32_t slot = claim_slot(log);
+    enum launch_name launch = NEW_NAME;
+    if (class == LAUNCH_CALL) {
+        atomic_fetch_add(&log->launches, 1);
+        launch = enter_launched(data->symbol_name);
+    }
+    uint32_t slot = launch == NEW_NAME ? claim_slot(log) : 0;
     if (slot) {
         struct record *r = open_record(log, slot, start_ns, code);
         copy_name(r, class == LAUNCH_CALL ? data->symbol_name : data->function_name);
         publish(r, class == LAUNCH_CALL ? LAUNCH : API_CALL);
-    } else if (class != LOOKUP) { /* a lookup is lost only if something was nested in it */
+    } else if (class != LOOKUP && launch != KNOWN_NAME) { /* a lookup: only with a nested load */
         atomic_fetch_add(&log->dropped, 1);
     }
-    if (class != LOOKUP) mark_nested();
+    if (class != LOOKUP && launch != KNOWN_NAME) mark_nested();
     if (data->correlation_data)
         *data->correlation_data = (uint64_t)atomic_load(&arm_epoch) << 32 | slot;
     push_frame(slot, class == LAUNCH_CALL);
@@ -518,7 +560,8 @@ static void on_exit_call(struct header *log, uint32_t code, const struct api_dat
     }
     struct record *r = record_at(log, slot);
     if (r->code != code || r->tid != self.tid || atomic_load(&r->end_ns)) return;
-    if (is_lookup && !nested && give_back_slot(log, slot)) return;
+    int is_idle = is_lookup && !nested && end_ns - r->start_ns < atomic_load(&jw_slow_lookup_ns);
+    if (is_idle && give_back_slot(log, slot)) return;
     if (is_lookup) mark_nested();
     r->result = data->return_value ? *(const int *)data->return_value : 0;
     atomic_store_explicit(&r->end_ns, end_ns, memory_order_release);
@@ -728,6 +771,7 @@ static void in_forked_child(void) {
     atomic_store(&stack_fd, -1);
     atomic_store(&ready, 0);
     atomic_flag_clear(&stack_lock);
+    forget_launched();
     record_path[0] = '\0';
     self.tid = 0;
     self.depth = 0;
@@ -821,10 +865,12 @@ EXPORT int jw_signal_is_free(int number) {
            action.sa_handler == SIG_DFL;
 }
 
+/* While enabled every launch is counted; the first of each kernel name gets a record. */
 EXPORT int jw_launches(int enable) {
     int error = ARMED;
     pthread_mutex_lock(&arm_mutex);
     if (!atomic_load(&current_log)) error = fail(NOT_ARMED, "the hook is not armed");
+    if (!error && enable) forget_launched();
     for (uint32_t code = 1; !error && code < MAX_CODE; code++) {
         if (call_class[code] != LAUNCH_CALL) continue;
         int result = cupti.enable(enable != 0, subscriber, DOMAIN_DRIVER_API, code);

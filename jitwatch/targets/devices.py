@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jitwatch.errors import DriverUnavailable, UsageError
 from jitwatch.events import SourceState
 from jitwatch.recorder import Recorder
+from jitwatch.sources.driver_log import read_records
 from jitwatch.sources.triton import TritonSource
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Device(Protocol):
     """What the worker needs of a device."""
 
     def ready(self) -> None:
-        """Warmup is over."""
+        """Warmup is over: called just before the recorder says so."""
 
     def launches(self) -> int | None:
         """Kernel launches so far, or None where only callbacks could count them."""
@@ -50,7 +51,7 @@ def open_device(job: Job, recorder: Recorder) -> Device:
 
 
 class CudaDevice:
-    """A real GPU: driver hook and Triton's hooks."""
+    """A real GPU: driver hook and Triton's hooks. Makes no CUDA context before ready."""
 
     def __init__(self, job: Job, recorder: Recorder) -> None:
         import torch
@@ -67,7 +68,6 @@ class CudaDevice:
             recorder.on_step.append(self.hook.set_step)
         self.triton = TritonSource(recorder, self.hook.set_explained if self.hook else None)
         recorder.source(self.triton.arm())
-        recorder.fact("environment", self._environment(torch))
 
     def _arm_driver(self, run_dir: Path) -> Any:
         from jitwatch.sources.driver import DriverHook
@@ -80,10 +80,11 @@ class CudaDevice:
             self.recorder.fact("self_test", "skipped: the driver hook is not armed")
             return None
         self.recorder.source(SourceState("driver", True, f"CUPTI {hook.version}"))
-        self.recorder.fact("self_test", hook.self_test())
         return hook
 
-    def _environment(self, torch: Any) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
+        import torch
+
         properties = torch.cuda.get_device_properties(0)
         return {
             "gpu": properties.name,
@@ -94,8 +95,11 @@ class CudaDevice:
         }
 
     def ready(self) -> None:
+        # Not earlier: the target must find CUDA as untouched as it would alone.
         if self.hook is not None:
+            self.recorder.fact("self_test", self.hook.self_test())
             self.hook.set_ready(True)
+        self.recorder.fact("environment", self._environment())
 
     def launches(self) -> int | None:
         return None
@@ -116,18 +120,26 @@ class CudaDevice:
         _close_triton(self.triton, self.recorder)
         if self.hook is not None:
             self.hook.disarm()
+            launched = {
+                name
+                for record in read_records(self.hook.collect()).records
+                if record.type == "launch"
+                for name in record.kernels
+            }
+            self.recorder.fact("probe_kernels", sorted(launched))
 
 
 class SimulatedDevice:
     """A board that isn't there: torch's stand-ins and Triton's simulated driver."""
 
     def __init__(self, job: Job, recorder: Recorder) -> None:
-        from jitwatch.simulate import cuda
+        from jitwatch.simulate import cuda, native
         from jitwatch.simulate.boards import get_board
 
         board = get_board(job.device)
         self.recorder = recorder
         self.torch = cuda.install(board, strict_values=job.strict_values)
+        native.install(lambda text: recorder.fact("blind_spot", text))
         self.triton = TritonSource(recorder)
         self.driver: Any = None
         try:
@@ -141,8 +153,8 @@ class SimulatedDevice:
         recorder.fact("environment_arch", f"sm_{board.arch}")
 
     def _simulate_triton(self, job: Job, board: Any) -> None:
-        from jitwatch.simulate.values import kernel_wrote
         from jitwatch.simulate.driver import SimulatedDriver, activate
+        from jitwatch.simulate.values import kernel_wrote
 
         self.driver = SimulatedDriver(board, self.recorder, kernel_wrote)
         activate(self.driver, read_winners(job.winners) if job.winners else None)

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from jitwatch.errors import JitwatchError, TargetError, UsageError
 from jitwatch.recorder import Recorder
@@ -76,8 +76,8 @@ class Worker:
             target = load_target(self.job.target)
             stage = "warmup"
             self._warmup(target)
-            self.recorder.ready()
             self.device.ready()
+            self.recorder.ready()
             self.tell("ready")
             stage = "serve"
             self._serve_all(target)

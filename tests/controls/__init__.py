@@ -101,11 +101,7 @@ CONTROLS: dict[str, Control] = {
     "JW108": Control(
         "unaligned_view",
         (64, 68, 65, 66),
-        (
-            Late(
-                65, "JW108", "copy_kernel", "x", "x not 16-byte aligned", "x 16-byte aligned"
-            ),
-        ),
+        (Late(65, "JW108", "copy_kernel", "x", "x not 16-byte aligned", "x 16-byte aligned"),),
     ),
     "JW109": Control(
         "optional_bias",

@@ -7,7 +7,6 @@ import triton.language as tl
 LONGEST = 4096
 
 
-
 @triton.jit
 def scale_kernel(x, y, n, BLOCK: tl.constexpr):
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -59,8 +59,10 @@ def main() -> None:
     work = [(name, side, arguments.device) for name in CONTROLS for side in ("faulty", "clean")]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         found = list(pool.map(lambda item: record(*item), work))
-    environment = {**found[0][2], "command": " ".join(["python -m tests.controls.record",
-                   *sys.argv[1:]])}
+    environment = {
+        **found[0][2],
+        "command": " ".join(["python -m tests.controls.record", *sys.argv[1:]]),
+    }
     data = {"environment": environment, "controls": {name: item for name, item, _ in found}}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(data, indent=1) + "\n")

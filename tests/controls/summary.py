@@ -25,8 +25,7 @@ def summarize(report: Report) -> dict[str, Any]:
         "outcome": report.verdict.outcome,
         "counts": {name: report.counts[name] for name in COUNTED},
         "requests": [
-            [row.request.prompt_tokens, row.in_repo_loads, row.compiles]
-            for row in report.requests
+            [row.request.prompt_tokens, row.in_repo_loads, row.compiles] for row in report.requests
         ],
         "variants": variants(report),
         "stalls": [

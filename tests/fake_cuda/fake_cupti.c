@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef void (*callback_fn)(void *, int, uint32_t, const void *);
@@ -58,7 +59,7 @@ static const struct {
 static callback_fn callback;
 static void *user;
 static unsigned char enabled[4][MAX_CODE];
-static int names_known = 1, taken, result_code, hang_fd = -1;
+static int names_known = 1, taken, result_code, hang_fd = -1, lookup_ms;
 
 /* ---- libcupti ---- */
 
@@ -109,6 +110,7 @@ void fake_set_names_known(int value) { names_known = value; }
 void fake_set_result(int code) { result_code = code; }
 /* The next load says so on `fd` and never comes back. */
 void fake_set_hang(int fd) { hang_fd = fd; }
+void fake_set_lookup_ms(int value) { lookup_ms = value; }
 int fake_is_enabled(int domain, uint32_t code) { return enabled[domain][code]; }
 
 /* ---- the driver ---- */
@@ -200,7 +202,9 @@ void fake_begin_library_load(void) {
 /* A lookup; with an image it loads the library's module first. */
 int fake_cuKernelGetFunction(const char *image, size_t size) {
     struct call call;
+    struct timespec wait = {0, lookup_ms * 1000000L};
     enter(&call, 683, "cuKernelGetFunction", NULL);
+    if (lookup_ms) nanosleep(&wait, NULL);
     if (image) module_event(6, image, size);
     return leave(&call);
 }
@@ -211,6 +215,10 @@ int fake_launch(const char *name, const char *image, size_t size) {
     enter(&call, 307, "cuLaunchKernel", name);
     if (image) module_event(6, image, size);
     return leave(&call);
+}
+
+void fake_launch_many(int count, const char *name) {
+    for (int i = 0; i < count; i++) fake_launch(name, NULL, 0);
 }
 
 /* Calls in calls, `depth` of them, around one load. */

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# One session on a GPU machine: each step's JSON goes to OUT, a table is printed last.
+#
+#   sweeps/gpu_session.sh OUT STEP...
+#
+# Steps: doctor tests controls fla counts overhead freetoken-0.1.2 freetoken-0.1.3.
+# WHEELS, where it is given, is a folder with base/, ftdeps/, ft-0.1.2/ and ft-0.1.3/ of wheels to
+# use without a package registry. QUICK=1 makes a first try of each step.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+OUT=$(mkdir -p "$1" && cd "$1" && pwd)
+shift
+PY=${PYTHON:-python3}
+WORK=$(mktemp -d)
+JOBS=${JOBS:-8}
+LENGTHS=11,12,13,16,17,32,33,64,65,80,127,128,129,256,257,300,512,1000,1024,1025,2048,2049,2560
+export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD"
+declare -a TABLE=()
+
+unpack() { # unpack SITE FOLDER...: install wheels, without their dependencies, into SITE
+    local site=$1 folder
+    shift
+    for folder in "$@"; do
+        "$PY" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$site" \
+            "$WHEELS/$folder"/*.whl
+    done
+    PYTHONPATH="$site:$PYTHONPATH"
+}
+
+step() { # step NAME SECONDS COMMAND...: run one step on its own caches, note status and seconds
+    local name=$1 limit=$2 start=$SECONDS status
+    shift 2
+    echo "== $name"
+    mkdir -p "$WORK/$name"
+    TRITON_CACHE_DIR="$WORK/$name/triton" timeout "$limit" "$@" 2>&1 | tail -n "${TAIL:-40}"
+    status=${PIPESTATUS[0]}
+    TABLE+=("$(printf '%-18s status %3s  %4s s' "$name" "$status" $((SECONDS - start)))")
+}
+
+sweep() { # sweep NAME SECONDS ARGUMENTS...
+    local name=$1 limit=$2
+    shift 2
+    step "$name" "$limit" "$PY" -m jitwatch sweep --device cuda --run-dir "$WORK/$name/run" \
+        --json "$OUT/$name.json" "$@"
+    tail -n 3 "$WORK/$name/run/target.log"
+}
+
+freetoken() { # freetoken VERSION
+    (
+        unpack "$WORK/site-$1" "ft-$1" ftdeps
+        eval "$("$PY" -m examples.freetoken.prepare "$WORK/kernels-$1" 2>"$WORK/prepare.log")"
+        sweep "freetoken-$1" 280 --target examples.freetoken.target:Target --package freetoken \
+            --lengths "$LENGTHS"
+        printf '%s\n' "${TABLE[@]}" >"$WORK/table-$1"
+    )
+    TABLE+=("$(cat "$WORK/table-$1" 2>/dev/null || echo "freetoken-$1 failed")")
+}
+
+[ -n "${WHEELS:-}" ] && unpack "$WORK/site" base
+for name in "$@"; do
+    case $name in
+    doctor) step doctor 60 "$PY" -m jitwatch doctor ;;
+    tests) step tests 240 "$PY" -m pytest -p jitwatch.plugin -q -m gpu -x ;;
+    controls)
+        step controls 240 "$PY" -m tests.controls.record --device cuda --jobs "$JOBS" \
+            --out "$OUT/controls-h200.json"
+        ;;
+    fla)
+        fla=(--target examples.fla.target:Target --package fla)
+        [ -n "${QUICK:-}" ] && fla+=(--lengths "$LENGTHS") || fla+=(--min 11 --max 2560)
+        sweep fla 280 "${fla[@]}"
+        ;;
+    counts) step counts 200 "$PY" -m benchmarks.compare_counts --out "$OUT/counts.json" ;;
+    overhead)
+        step overhead 240 "$PY" -m benchmarks.hook_overhead ${QUICK:+--quick} \
+            --out "$OUT/overhead.json"
+        ;;
+    freetoken-*) freetoken "${name#freetoken-}" ;;
+    *)
+        echo "gpu_session: unknown step $name" >&2
+        exit 2
+        ;;
+    esac
+done
+printf '%s\n' "${TABLE[@]}"
+rm -rf "$WORK"
