@@ -17,7 +17,7 @@ from typing import Any
 
 import jitwatch
 from jitwatch.errors import JitwatchError, UsageError
-from jitwatch.render.json import render_json
+from jitwatch.render.json import read_json, render_json
 from jitwatch.render.terminal import render_text
 from jitwatch.report import Report
 from jitwatch.sweep import (
@@ -31,6 +31,7 @@ from jitwatch.sweep import (
     parse_lengths,
     resolve_devices,
     run_sweep,
+    without_outputs,
 )
 
 EXIT = {"pass": 0, "inconclusive": 2, "fail": 1}
@@ -65,8 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"jitwatch {jitwatch.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_sweep(commands.add_parser("sweep", help="serve every length, judge each request"))
-    report = commands.add_parser("report", help="show a run directory's report again")
-    report.add_argument("run_dir", type=Path, metavar="RUN")
+    report = commands.add_parser("report", help="show a run's report again")
+    report.add_argument("run_dir", type=Path, metavar="RUN", help="a run directory, or its JSON")
     report.add_argument("--format", choices=("text", "json"), default="text")
     report.set_defaults(run=_report)
     doctor = commands.add_parser("doctor", help="what can be seen here, what can't; self-test")
@@ -102,7 +103,9 @@ def _sweep(arguments: argparse.Namespace) -> int:
         lengths = parse_lengths(arguments.lengths)
     devices = resolve_devices(arguments.device)
     _refuse_simulated_options(arguments, devices)
+    _check_numbers_and_folders(arguments)
     warmup = arguments.warmup_lengths
+    warmup_lengths = parse_lengths(warmup, "--warmup-lengths") if warmup else ()
     here = Path.cwd()
     options = SweepOptions(
         target=arguments.target,
@@ -112,19 +115,33 @@ def _sweep(arguments: argparse.Namespace) -> int:
         repo=arguments.repo or default_repo(here),
         packages=tuple(arguments.package),
         output_tokens=arguments.output_tokens,
-        warmup_lengths=parse_lengths(warmup, "--warmup-lengths") if warmup else (),
+        warmup_lengths=warmup_lengths,
         fail_on=arguments.fail_on,
         keys_only=arguments.keys_only,
         strict_values=arguments.strict_values,
         winners=arguments.winners,
         path=here,
-        command=shlex.join(["jitwatch", *sys.argv[1:]]),
+        command=shlex.join(["jitwatch", *without_outputs(sys.argv[1:])]),
     )
     with progress_bar() as progress:
         reports = run_sweep(options, progress)
-    _print(reports, arguments.json)
     print(f"run directory: {options.run_dir}", file=sys.stderr)
+    _print(reports, arguments.json)
     return exit_status(reports)
+
+
+def _check_numbers_and_folders(arguments: argparse.Namespace) -> None:
+    if arguments.output_tokens < 1:
+        raise UsageError(
+            f"--output-tokens {arguments.output_tokens}: must be 1 or more",
+            "a request that generates nothing is none",
+        )
+    if arguments.repo is not None and not arguments.repo.is_dir():
+        raise UsageError(
+            f"--repo {arguments.repo}: there is no such folder",
+            "no kernel would lie in it, so nothing would be judged",
+            "give the folder that holds the kernels under test",
+        )
 
 
 def _refuse_simulated_options(arguments: argparse.Namespace, devices: Sequence[str]) -> None:
@@ -144,6 +161,7 @@ def _print(reports: Sequence[Report], json_file: str | None) -> None:
         print(render_json(reports))
         print(text, end="", file=sys.stderr)
         return
+    print(text, end="")
     if json_file is not None:
         try:
             Path(json_file).write_text(render_json(reports) + "\n")
@@ -151,11 +169,14 @@ def _print(reports: Sequence[Report], json_file: str | None) -> None:
             raise UsageError(
                 f"--json {json_file}: can't be written", str(error), "give a file of your own"
             ) from error
-    print(text, end="")
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    reports = jitwatch.load(arguments.run_dir)
+    path: Path = arguments.run_dir
+    if path.is_file():
+        reports = read_json(path.read_text(errors="replace"), str(path))
+    else:
+        reports = jitwatch.load(path)
     print(
         render_json(reports)
         if arguments.format == "json"

@@ -102,9 +102,12 @@ def _diagnose(event: Event, memory: _Known) -> Diagnosis:
         return _without_variant(event)
     if event.kind == "autotune":
         return _autotune(event, variant, memory)
-    if event.kind == "load" and variant in memory.compiled_in_warmup:
-        if variant not in memory.loaded:
-            return _named("JW202", event, ())
+    if (
+        event.kind == "load"
+        and variant in memory.compiled_in_warmup
+        and variant not in memory.loaded
+    ):
+        return _named("JW202", event, ())
     if variant in memory.loaded:
         retuned = tuned_differences(variant, memory.loaded[variant])
         if retuned:

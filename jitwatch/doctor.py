@@ -5,6 +5,7 @@ Owns the examination; each part says what to do where it finds something missing
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -64,10 +65,8 @@ def _driver_hook() -> dict[str, Any]:
             "cupti": {"armed": False, "reason": reason},
             "self_test": {"outcome": "skipped", "reason": reason},
         }
-    try:
+    with contextlib.suppress(ImportError):
         import torch  # noqa: F401  # brings the CUPTI that the process should share
-    except ImportError:
-        pass
     with tempfile.TemporaryDirectory() as folder:
         try:
             hook = DriverHook.arm(Path(folder))

@@ -9,6 +9,7 @@ leaves: torn last lines, events without an end. Hands what it read to `report.py
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from jitwatch.errors import RunFileError
-from jitwatch.events import SCHEMA, Coverage, Event, Request, SourceState, Step, Variant
+from jitwatch.events import SCHEMA, Coverage, Event, Request, SourceState, Step
 from jitwatch.recorder import FORMAT
+from jitwatch.records import FACTS, FIELDS, META_FIELDS, META_OPTIONAL, OPTIONAL, check
 from jitwatch.report import Report, build_report
 from jitwatch.sources.driver_log import (
     SELF_TEST_KERNEL,
@@ -25,6 +27,7 @@ from jitwatch.sources.driver_log import (
     read_records,
     read_stacks,
 )
+from jitwatch.variants import read_variant
 
 META = "meta.json"
 
@@ -71,7 +74,7 @@ def run_dirs(path: Path) -> list[Path]:
     """
     if (path / META).is_file():
         return [path]
-    found = sorted(child.parent for child in path.glob(f"*/{META}"))
+    found = sorted((child.parent for child in path.glob(f"*/{META}")), key=_position)
     if not found:
         raise RunFileError(
             f"{path} is no run directory",
@@ -79,6 +82,14 @@ def run_dirs(path: Path) -> list[Path]:
             "give the folder that `jitwatch sweep --run-dir DIR` wrote",
         )
     return found
+
+
+def _position(run_dir: Path) -> tuple[int, str]:
+    """Where a device's folder stands among those of its sweep: in the order they were asked for."""
+    meta = _read_meta(run_dir)
+    devices = list(meta.get("devices", ()))
+    device = meta.get("device")
+    return (devices.index(device) if device in devices else len(devices), run_dir.name)
 
 
 def read_run(run_dir: Path) -> Run:
@@ -124,6 +135,12 @@ def read_report(run_dir: Path) -> Report:
         RunFileError: it can't be read.
     """
     run = read_run(run_dir)
+    if "device" not in run.meta:
+        raise RunFileError(
+            f"{run_dir / META} names no device",
+            "it is damaged, or nothing of jitwatch's",
+            "give the folder that `jitwatch sweep --run-dir DIR` wrote",
+        )
     counted = run.facts.get("launches_by_request", {})
     requests = [
         replace(request, launches=counted.get(request.id, request.launches))
@@ -139,6 +156,8 @@ def _read_meta(run_dir: Path) -> dict[str, Any]:
     try:
         meta = json.loads(path.read_text())
         schema = int(meta["schema"])
+        if schema <= SCHEMA:
+            check(meta, META_FIELDS, META_OPTIONAL)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFileError(
             f"{path} can't be read",
@@ -164,6 +183,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
     """Each line as an object; None for a torn or damaged one."""
     with path.open("rb") as file:
         for raw in file:
+            if not raw.strip():
+                continue
             try:
                 record = json.loads(raw)
             except ValueError:
@@ -173,7 +194,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
 
 
 def _read_process(path: Path) -> _Process:
-    process = _Process(pid=0)
+    named = re.fullmatch(r"events-(\d+)\.jsonl", path.name)
+    process = _Process(pid=int(named.group(1)) if named else 0)
     for record in _lines(path):
         if record is None:
             process.torn += 1
@@ -188,6 +210,8 @@ def _read_process(path: Path) -> _Process:
 
 def _apply(process: _Process, record: dict[str, Any], path: Path) -> None:
     kind = record["r"]
+    if kind != "process" or record["format"] <= FORMAT:
+        check(record, FIELDS[kind], OPTIONAL)
     if kind == "process":
         if record["format"] > FORMAT:
             raise RunFileError(
@@ -195,7 +219,7 @@ def _apply(process: _Process, record: dict[str, Any], path: Path) -> None:
                 f"this jitwatch reads up to {FORMAT}",
                 "read it with the jitwatch that wrote it, or a newer one",
             )
-        process.pid = int(record["pid"])
+        process.pid = record["pid"]
     elif kind == "begin":
         event = _begin(process.pid, record)
         process.events[event.seq] = event
@@ -203,7 +227,7 @@ def _apply(process: _Process, record: dict[str, Any], path: Path) -> None:
         event = process.events[record["seq"]]
         process.events[event.seq] = replace(
             event,
-            end_ns=int(record["t"]),
+            end_ns=record["t"],
             kind=record.get("kind", event.kind),
             detail=record.get("detail", event.detail),
             nbytes=record.get("nbytes", event.nbytes),
@@ -250,17 +274,18 @@ def _apply_request(process: _Process, record: dict[str, Any]) -> None:
         state = SourceState(record["name"], record["armed"], record["version"], record["reason"])
         process.sources[state.name] = state
     elif kind == "fact":
+        check({record["name"]: record["value"]}, {}, FACTS)
         process.facts.setdefault(record["name"], []).append(record["value"])
-    elif kind == "close":
-        process.dropped += record["dropped"]
+    elif kind == "lost":
+        process.dropped += record["number"]
 
 
 def _begin(pid: int, record: dict[str, Any]) -> Event:
     return Event(
-        seq=int(record["seq"]),
+        seq=record["seq"],
         pid=pid,
-        tid=int(record["tid"]),
-        start_ns=int(record["t"]),
+        tid=record["tid"],
+        start_ns=record["t"],
         end_ns=None,
         kind=record["kind"],
         source=record["source"],
@@ -274,23 +299,6 @@ def _begin(pid: int, record: dict[str, Any]) -> Event:
         file=record.get("file"),
         line=record.get("line"),
         detail=record.get("detail", ""),
-    )
-
-
-def read_variant(data: dict[str, Any]) -> Variant:
-    """A variant from the dict that `dataclasses.asdict` makes of it."""
-    pairs = {
-        name: tuple((key, value) for key, value in data.get(name, ()))
-        for name in ("arguments", "constants", "options", "tuned")
-    }
-    return Variant(
-        compiler=data["compiler"],
-        kernel=data["kernel"],
-        arguments=pairs["arguments"],
-        constants=pairs["constants"],
-        options=pairs["options"],
-        arch=data["arch"],
-        tuned=pairs["tuned"],
     )
 
 

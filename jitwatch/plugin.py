@@ -7,6 +7,7 @@ module imports neither torch nor triton nor pandas.
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,7 +145,7 @@ class Sweep:
             packages=tuple(self.config.getoption("jitwatch_package")),
             keys_only=self.config.getoption("jitwatch_keys_only"),
             path=root,
-            command="pytest --jitwatch",
+            command=shlex.join(["pytest", *self.config.invocation_params.args]),
         )
         try:
             (self.report,) = run_sweep(options)

@@ -37,6 +37,7 @@ class Recorder:
         self.clock = clock
         self.pid = os.getpid()
         self.dropped = 0
+        self._told = 0
         self.on_step: list[Callable[[int | None], None]] = []
         self._lock = threading.Lock()
         self._seq = 0
@@ -170,8 +171,8 @@ class Recorder:
         self._write({"r": "fact", "name": name, "value": value})
 
     def close(self) -> None:
-        """Say how many records were lost, and close the file."""
-        self._write({"r": "close", "dropped": self.dropped, "t": self.clock()})
+        """Close the file; its last record says that nothing more was to come."""
+        self._write({"r": "close", "t": self.clock()})
         os.close(self._fd)
         self._fd = -1
 
@@ -199,6 +200,13 @@ class Recorder:
         if os.getpid() != self.pid:
             return  # a forked child must not write into its parent's file
         try:
-            os.write(self._fd, (json.dumps(record, default=str) + "\n").encode())
-        except (OSError, ValueError, RecursionError):
+            data = (json.dumps(record, default=str) + "\n").encode()
+            lost = self.dropped - self._told
+            if lost:
+                # On a line of its own: the one before may be torn.
+                data = b"\n" + json.dumps({"r": "lost", "number": lost}).encode() + b"\n" + data
+            if os.write(self._fd, data) != len(data):
+                raise OSError("a short write")
+            self._told += lost
+        except (OSError, ValueError, TypeError, RecursionError):
             self.dropped += 1

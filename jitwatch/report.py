@@ -21,7 +21,7 @@ from jitwatch.events import (
     Variant,
     Verdict,
 )
-from jitwatch.verdict import judge, missing_evidence
+from jitwatch.verdict import judge, missing_evidence, plural, spell_lengths
 
 #: Kinds that are counted where they are late and in the repository under test.
 COUNTED_KINDS = {
@@ -96,12 +96,14 @@ def build_report(
     charges = attribution.charge(placed, steps, ready_ns, until_ns)
     stalls = _stalls(placed, charges, ready_ns, coverage)
     warm = _warm_variants(placed, ready_ns, coverage)
-    counts = _counts(stalls, requests, warm, coverage, simulated=simulated)
+    # Only the driver sees what third parties load and launch; the simulated one sees Triton's.
+    seen = not simulated and coverage.load_source == "driver"
+    counts = _counts(stalls, requests, warm, coverage, simulated=simulated, sees_others=seen)
     doubts = [
         *_contradictions(placed, ready_ns, coverage, facts),
         *missing_evidence(counts, coverage, requests, simulated=simulated),
     ]
-    not_served = [*meta.get("doubts", ()), *_unanswered(requests)]
+    not_served = [*meta.get("doubts", ()), *_unanswered(requests, meta.get("lengths", ()))]
     fail_on = str(meta.get("fail_on", "in-repo"))
     return Report(
         device=str(meta["device"]),
@@ -110,7 +112,7 @@ def build_report(
         verdict=judge(counts, [*not_served, *doubts], fail_on=fail_on),
         doubts=tuple(doubts),
         counts=counts,
-        requests=_rows(requests, steps, stalls, coverage, simulated=simulated),
+        requests=_rows(requests, steps, stalls, sees_others=seen),
         stalls=tuple(replace(stall, event=roots.relative(stall.event)) for stall in stalls),
         events=tuple(roots.relative(event) for event in placed),
         steps=tuple(steps),
@@ -206,16 +208,19 @@ def _counts(
     coverage: Coverage,
     *,
     simulated: bool,
+    sees_others: bool,
 ) -> dict[str, int | None]:
     launches = [request.launches for request in requests if request.launches is not None]
     total = sum(launches) if launches else coverage.probe_launches
+    if not simulated and not sees_others:
+        total = None
     counts: dict[str, int | None] = {"requests": len(requests), "launches": total}
     for name, kind in COUNTED_KINDS.items():
         counts[name] = sum(
             stall.event.kind == kind and stall.event.origin == IN_REPO for stall in stalls
         )
     others = sum(s.event.kind == "load" and s.event.origin != IN_REPO for s in stalls)
-    counts["late_other_loads"] = None if simulated else others
+    counts["late_other_loads"] = others if sees_others else None
     counts["warmup_variants"] = len(warm)
     return counts
 
@@ -224,9 +229,8 @@ def _rows(
     requests: Sequence[Request],
     steps: Sequence[Step],
     stalls: Sequence[Stall],
-    coverage: Coverage,
     *,
-    simulated: bool,
+    sees_others: bool,
 ) -> tuple[RequestRow, ...]:
     paid: dict[str, list[Stall]] = {}
     for stall in stalls:
@@ -238,42 +242,50 @@ def _rows(
             tally = phases.setdefault(request, {})
             tally[step.phase] = tally.get(step.phase, 0) + 1
     return tuple(
-        _row(request, phases.get(request.id, {}), paid.get(request.id, []), simulated=simulated)
+        _row(
+            request,
+            phases.get(request.id, {}),
+            paid.get(request.id, []),
+            sees_others=sees_others,
+        )
         for request in requests
     )
 
 
 def _row(
-    request: Request, phases: Mapping[str, int], stalls: Sequence[Stall], *, simulated: bool
+    request: Request, phases: Mapping[str, int], stalls: Sequence[Stall], *, sees_others: bool
 ) -> RequestRow:
     loads = [stall for stall in stalls if stall.event.kind == "load"]
     in_repo = sum(stall.event.origin == IN_REPO for stall in loads)
     spans = [
-        (stall.event.start_ns, stall.event.end_ns - stall.event.stack_ns)
-        for stall in stalls
-        if stall.event.end_ns is not None
+        (event.start_ns, event.start_ns + event.duration_ns)
+        for event in (stall.event for stall in stalls)
     ]
     return RequestRow(
         request=request,
         phases=phases,
         in_repo_loads=in_repo,
-        other_loads=None if simulated else len(loads) - in_repo,
+        other_loads=len(loads) - in_repo if sees_others else None,
         compiles=sum(s.event.kind == "compile" and s.event.origin == IN_REPO for s in stalls),
         stall_ms=round(attribution.union_ms(spans), 3),
     )
 
 
-def _unanswered(requests: Sequence[Request]) -> list[str]:
-    """The requests that can't be judged: they raised, or were never answered."""
+def _unanswered(requests: Sequence[Request], lengths: Sequence[int]) -> list[str]:
+    """The requests that can't be judged: they raised, or were not answered, or never came."""
     doubts = []
     failed = [request for request in requests if request.error]
     if failed:
-        lengths = ", ".join(str(request.prompt_tokens) for request in failed[:10])
+        named = ", ".join(str(request.prompt_tokens) for request in failed[:10])
         more = f" and {len(failed) - 10} more" if len(failed) > 10 else ""
-        doubts.append(f"the target raised at prompt_tokens {lengths}{more}: {failed[0].error}")
-    pending = [request for request in requests if request.end_ns is None and not request.error]
-    if pending:
-        doubts.append(f"not answered: prompt_tokens {pending[0].prompt_tokens}")
+        doubts.append(f"the target raised at prompt_tokens {named}{more}: {failed[0].error}")
+    answered = {request.prompt_tokens for request in requests if request.end_ns is not None}
+    missing = [length for length in lengths if length not in answered]
+    if missing:
+        doubts.append(
+            f"{len(missing):,} of {plural(len(lengths), 'length')} not served: "
+            f"{spell_lengths(missing)}"
+        )
     return doubts
 
 

@@ -224,7 +224,7 @@ def _run_child(options: SweepOptions, device: str, run_dir: Path, progress: Prog
         assert child.stdin is not None
         child.stdin.write(job.to_json().encode() + b"\n")
         child.stdin.close()
-        served, failure = _follow(reader, device, len(options.lengths), progress)
+        failure = _follow(reader, device, len(options.lengths), progress)
         status = child.wait()
     except BaseException:
         child.kill()
@@ -234,56 +234,55 @@ def _run_child(options: SweepOptions, device: str, run_dir: Path, progress: Prog
         collect_killed(run_dir)
     if failure is not None and failure["usage"]:
         raise UsageError(failure["error"])
-    doubts = _how_it_ended(status, failure, served, options.lengths)
+    doubts = _how_it_ended(status, failure)
     write_meta(run_dir, {**_meta(options, device), "doubts": doubts})
 
 
-def _follow(
-    reader: int, device: str, total: int, progress: Progress
-) -> tuple[int, dict[str, Any] | None]:
-    """Read the child's messages to their end: how many it served, and its failure."""
-    served, failure = 0, None
+def _follow(reader: int, device: str, total: int, progress: Progress) -> dict[str, Any] | None:
+    """Read the child's messages to their end, tell how far it is, and return its failure."""
+    failure = None
     with os.fdopen(reader) as channel:
         for line in channel:
             message = json.loads(line)
             if message["m"] == "ready":
                 progress(device, 0, total)
             elif message["m"] == "served":
-                served = message["number"]
-                progress(device, served, total)
+                progress(device, message["number"], total)
             elif message["m"] == "failed":
                 failure = message
-    return served, failure
+    return failure
 
 
-def _how_it_ended(
-    status: int, failure: dict[str, Any] | None, served: int, lengths: Sequence[int]
-) -> list[str]:
+#: What failed, by the stage of the child's life.
+FAILED = {
+    "device": "the device could not be opened",
+    "import": "the target could not be imported",
+    "warmup": "the target raised in warmup",
+    "serve": "the target ended the sweep",
+    "probe": "the target ended the probe requests",
+    "close": "the target raised in close()",
+}
+
+
+def _how_it_ended(status: int, failure: dict[str, Any] | None) -> list[str]:
     """Doubts from the way a child ended; none where all went well."""
-    doubts = []
     if failure is not None:
-        what = {"import": "could not be imported", "close": "raised in close()"}.get(
-            failure["stage"], f"raised in {failure['stage']}"
-        )
-        doubts.append(
-            f"the target {what}: {failure['error']} "
+        return [
+            f"{FAILED[failure['stage']]}: {failure['error']} "
             f"(traceback-{failure['stage']}.txt in the run directory)"
-        )
-    elif status < 0:
-        doubts.append(f"the target's process was killed by signal {-status}")
-    elif status != 0:
-        doubts.append(f"the target's process exited with status {status} (see target.log)")
-    if served < len(lengths):
-        rest = lengths[served:]
-        doubts.append(f"{len(rest)} of {len(lengths)} lengths were not served, from {rest[0]} on")
-    return doubts
+        ]
+    if status < 0:
+        return [f"the target's process was killed by signal {-status}"]
+    if status != 0:
+        return [f"the target's process exited with status {status} (see target.log)"]
+    return []
 
 
 def _meta(options: SweepOptions, device: str) -> dict[str, Any]:
-    commit = _git(options.repo, "rev-parse", "HEAD")
-    dirty = bool(_git(options.repo, "status", "--porcelain")) if commit else None
+    commit, dirty = commit_of(options.repo)
     return {
         "device": device,
+        "devices": list(options.devices),
         "target": options.target,
         "lengths": list(options.lengths),
         "warmup_lengths": list(options.warmup_lengths),
@@ -302,6 +301,38 @@ def _meta(options: SweepOptions, device: str) -> dict[str, Any]:
             "platform": f"{platform.system()} {platform.machine()}",
         },
     }
+
+
+#: Options that say where a result goes, not what it is.
+OUTPUT_OPTIONS = ("--run-dir", "--json", "--out")
+
+
+def without_outputs(arguments: Sequence[str]) -> list[str]:
+    """A command's arguments without where it writes to: what made a result, not where."""
+    kept, skip = [], False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument in OUTPUT_OPTIONS:
+            skip = True
+        elif not argument.startswith(tuple(f"{option}=" for option in OUTPUT_OPTIONS)):
+            kept.append(argument)
+    return kept
+
+
+def commit_of(repo: Path) -> tuple[str | None, bool | None]:
+    """The commit of `repo` and whether it has uncommitted changes; None where it has none.
+
+    A copy without history says what it is a copy of in JITWATCH_COMMIT: the hash,
+    with `-dirty` behind it where that is so (as `git describe --always --dirty`).
+    """
+    commit = _git(repo, "rev-parse", "--verify", "--quiet", "HEAD")
+    if commit:
+        return commit, bool(_git(repo, "status", "--porcelain"))
+    stated = os.environ.get("JITWATCH_COMMIT")
+    if not stated:
+        return None, None
+    return stated.removesuffix("-dirty"), stated.endswith("-dirty")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from jitwatch.events import TUNED, DiffRow, Variant
 
@@ -79,6 +80,23 @@ def describe(variant: Variant) -> str:
     parts = [f"{name}: {text}" for name, text in variant.arguments]
     parts += [f"{name}={value}" for name, value in (*variant.constants, *variant.options)]
     return f"{variant.kernel}({', '.join(parts)})"
+
+
+def read_variant(data: dict[str, Any]) -> Variant:
+    """A variant from the dict that `dataclasses.asdict` makes of it."""
+    pairs = {
+        name: tuple((key, value) for key, value in data.get(name, ()))
+        for name in ("arguments", "constants", "options", "tuned")
+    }
+    return Variant(
+        compiler=data["compiler"],
+        kernel=data["kernel"],
+        arguments=pairs["arguments"],
+        constants=pairs["constants"],
+        options=pairs["options"],
+        arch=data["arch"],
+        tuned=pairs["tuned"],
+    )
 
 
 def _argument(name: str, now: str, before: str) -> Difference:

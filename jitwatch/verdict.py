@@ -35,8 +35,8 @@ def judge(
     reasons = list(doubts)
     if fail_on == "any" and counts["late_other_loads"] is None:
         reasons.append(
-            "third-party loads can't be seen on a simulated device: use --device cuda for "
-            "--fail-on any"
+            "--fail-on any needs the driver hook on a GPU: without it third-party loads can't be "
+            "seen (jitwatch doctor says what is missing)"
         )
     return Verdict("inconclusive" if reasons else "pass", tuple(reasons))
 
@@ -44,6 +44,19 @@ def judge(
 def plural(number: int, noun: str) -> str:
     """`1 late load`, `3 late loads`, `1,024 late loads`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def spell_lengths(lengths: Sequence[int], most: int = 8) -> str:
+    """`11..15, 17` and how many there are, where there are many."""
+    ranges: list[list[int]] = []
+    for length in lengths:
+        if ranges and length == ranges[-1][1] + 1:
+            ranges[-1][1] = length
+        else:
+            ranges.append([length, length])
+    shown = [str(a) if a == b else f"{a}..{b}" for a, b in ranges[:most]]
+    text = ", ".join(shown)
+    return text if len(ranges) <= most else f"{text}, … ({len(lengths):,} lengths)"
 
 
 def missing_evidence(
@@ -67,6 +80,8 @@ def missing_evidence(
         reasons.append(f"processes used CUDA and wrote nothing: {pids}")
     if not requests:
         reasons.append("no request was served")
+    elif not simulated and coverage.load_source == "triton":
+        reasons.append("the driver hook is not armed: whether anything was launched is unknown")
     elif not simulated and coverage.load_source == "driver" and not coverage.probes:
         reasons.append("no probe request was answered: whether anything was launched is unknown")
     elif counts["launches"] == 0:

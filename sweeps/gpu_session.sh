@@ -70,9 +70,9 @@ for name in "$@"; do
         [ -n "${QUICK:-}" ] && fla+=(--lengths "$LENGTHS") || fla+=(--min 11 --max 2560)
         sweep fla 280 "${fla[@]}"
         ;;
-    counts) step counts 200 "$PY" -m benchmarks.compare_counts --out "$OUT/counts.json" ;;
+    counts) step counts 200 "$PY" benchmarks/compare_counts.py ${QUICK:+--quick} --out "$OUT/counts.json" ;;
     overhead)
-        step overhead 240 "$PY" -m benchmarks.hook_overhead ${QUICK:+--quick} \
+        step overhead 240 "$PY" benchmarks/hook_overhead.py ${QUICK:+--quick} \
             --out "$OUT/overhead.json"
         ;;
     freetoken-*) freetoken "${name#freetoken-}" ;;

@@ -53,4 +53,5 @@ def events_frame(report: Report) -> pd.DataFrame:
         }
         for event in report.events
     ]
-    return pd.DataFrame(rows)
+    columns = ["seq", "pid", "kind", "source", "kernel", "origin", "start_ns", "end_ns", "nbytes"]
+    return pd.DataFrame(rows, columns=[*columns, "step"])

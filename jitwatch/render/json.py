@@ -1,4 +1,4 @@
-"""The report as JSON: the schema other tools read.
+"""The report as JSON, written and read: the schema other tools use.
 
 `requests` are the swept ones, `events` all of a run. Additions keep the schema
 number; a reader refuses a newer one.
@@ -7,11 +7,24 @@ number; a reader refuses a newer one.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
-from jitwatch.events import SCHEMA, Stall
+from jitwatch.errors import RunFileError
+from jitwatch.events import (
+    SCHEMA,
+    Cause,
+    Coverage,
+    DiffRow,
+    Event,
+    Request,
+    SourceState,
+    Stall,
+    Step,
+    Verdict,
+)
+from jitwatch.variants import read_variant
 from jitwatch.report import Report, RequestRow
 
 
@@ -27,6 +40,7 @@ def to_object(report: Report) -> dict[str, Any]:
             "outcome": report.verdict.outcome,
             "reasons": list(report.verdict.reasons),
         },
+        "doubts": list(report.doubts),
         "counts": dict(report.counts),
         "requests": [_request(row) for row in report.requests],
         "stalls": [_stall(stall) for stall in report.stalls],
@@ -43,6 +57,85 @@ def render_json(reports: Sequence[Report]) -> str:
     return json.dumps(objects[0] if len(objects) == 1 else objects, indent=1)
 
 
+def read_json(text: str, name: str = "the report") -> list[Report]:
+    """The reports that `render_json` wrote.
+
+    Raises:
+        RunFileError: `name` is no such JSON, or of a newer schema.
+    """
+    try:
+        data = json.loads(text)
+        objects = data if isinstance(data, list) else [data]
+        newest = max(int(item["schema"]) for item in objects)
+        if newest <= SCHEMA:
+            return [_report(item) for item in objects]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFileError(
+            f"{name} is no report of jitwatch's",
+            f"{type(error).__name__}: {error}",
+            "give a run directory, or what `jitwatch sweep --json FILE` wrote",
+        ) from error
+    raise RunFileError(
+        f"{name} has schema {newest}",
+        f"this jitwatch reads up to {SCHEMA}",
+        "read it with the jitwatch that wrote it, or a newer one",
+    )
+
+
+def _report(data: dict[str, Any]) -> Report:
+    events = {(item["pid"], item["seq"]): _event(item) for item in data["events"]}
+    return Report(
+        device=data["device"],
+        environment=data["environment"],
+        coverage=_coverage(data["coverage"]),
+        verdict=Verdict(data["verdict"]["outcome"], tuple(data["verdict"]["reasons"])),
+        doubts=tuple(data["doubts"]),
+        counts=data["counts"],
+        requests=tuple(_read_request(item) for item in data["requests"]),
+        stalls=tuple(_read_stall(item, events) for item in data["stalls"]),
+        events=tuple(events.values()),
+        steps=tuple(
+            Step(**{**item, "requests": tuple(item["requests"])}) for item in data["steps"]
+        ),
+        warm_variants=tuple(read_variant(item) for item in data["warm_variants"]),
+        ready_ns=data["ready_ns"],
+    )
+
+
+def _event(data: dict[str, Any]) -> Event:
+    variant = read_variant(data["variant"]) if data["variant"] else None
+    return Event(**{**data, "variant": variant, "stack": tuple(data["stack"])})
+
+
+def _coverage(data: dict[str, Any]) -> Coverage:
+    names = ("silent_pids", "blind_spots", "assumed")
+    sources = tuple(SourceState(**item) for item in data["sources"])
+    return Coverage(**{**data, "sources": sources, **{name: tuple(data[name]) for name in names}})
+
+
+def _read_request(data: dict[str, Any]) -> RequestRow:
+    names = (field.name for field in fields(Request))
+    return RequestRow(
+        request=Request(**{name: data["times"].get(name, data.get(name)) for name in names}),
+        phases=data["phases"],
+        in_repo_loads=data["in_repo_loads"],
+        other_loads=data["other_loads"],
+        compiles=data["compiles"],
+        stall_ms=data["stall_ms"],
+    )
+
+
+def _read_stall(data: dict[str, Any], events: Mapping[tuple[int, int], Event]) -> Stall:
+    return Stall(
+        event=events[data["pid"], data["event"]],
+        requests=tuple(data["requests"]),
+        stall_ms=data["stall_ms"],
+        cause=Cause(**data["cause"]),
+        diff=tuple(DiffRow(**row) for row in data["diff"]),
+        inferred=data["inferred"],
+    )
+
+
 def _request(row: RequestRow) -> dict[str, Any]:
     return {
         "id": row.request.id,
@@ -55,7 +148,13 @@ def _request(row: RequestRow) -> dict[str, Any]:
         "stall_ms": row.stall_ms,
         "ttft_ms": row.ttft_ms,
         "serve_ms": row.serve_ms,
+        "output_tokens": row.request.output_tokens,
         "error": row.request.error,
+        "times": {
+            "arrival_ns": row.request.arrival_ns,
+            "first_token_ns": row.request.first_token_ns,
+            "end_ns": row.request.end_ns,
+        },
     }
 
 

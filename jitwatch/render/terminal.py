@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
-from jitwatch.attribution import IN_REPO
+from jitwatch.attribution import IN_REPO, union_ms
 from jitwatch.events import Event, Stall
 from jitwatch.report import Report
-from jitwatch.verdict import plural
+from jitwatch.verdict import plural, spell_lengths
 
 WIDTH = 80
 #: Kinds in the order they happen, with their plain nouns.
@@ -48,7 +48,7 @@ class Diagnostic:
 
 
 def render_text(report: Report) -> str:
-    """The whole report; ends with a newline."""
+    """The whole report, each line within 80 columns; ends with a newline."""
     found = diagnostics(report)
     lines = [first_line(report)]
     lines += [_wrapped(f"- {reason}", "  ") for reason in report.verdict.reasons]
@@ -59,7 +59,8 @@ def render_text(report: Report) -> str:
         lines += ["", _wrapped(BARRIER, "")]
     lines += _others(report, [item for item in found if item not in ours])
     lines += ["", *_coverage(report)]
-    return "\n".join(lines) + "\n"
+    fitted = (_wrapped(line, "    ") for text in lines for line in text.split("\n"))
+    return "\n".join(fitted) + "\n"
 
 
 def first_line(report: Report) -> str:
@@ -99,7 +100,7 @@ def diagnostics(report: Report, only: str | None = None) -> list[Diagnostic]:
 
 
 def diagnostic_lines(item: Diagnostic) -> list[str]:
-    """One diagnostic; its first line stands alone."""
+    """One diagnostic; its first line stands alone, however long it is."""
     stall = item.first
     head = f"{stall.cause.code} {stall.cause.name}: {stall.event.kernel}"
     if stall.diff:
@@ -116,42 +117,21 @@ def diagnostic_lines(item: Diagnostic) -> list[str]:
     return lines
 
 
-def spell_lengths(lengths: Sequence[int], most: int = 8) -> str:
-    """`11..15, 17` and how many there are, where there are many."""
-    ranges: list[list[int]] = []
-    for length in lengths:
-        if ranges and length == ranges[-1][1] + 1:
-            ranges[-1][1] = length
-        else:
-            ranges.append([length, length])
-    shown = [str(a) if a == b else f"{a}..{b}" for a, b in ranges[:most]]
-    text = ", ".join(shown)
-    return text if len(ranges) <= most else f"{text}, … ({len(lengths):,} lengths)"
-
-
 def _paid(item: Diagnostic) -> str:
     counts = ", ".join(
         plural(number, noun)
         for kind, noun in NOUNS.items()
         if (number := sum(stall.event.kind == kind for stall in item.stalls))
     )
-    spent = sum(stall.stall_ms for stall in item.stalls if not _nested(stall, item.stalls))
-    where = f"prompt_tokens {spell_lengths(item.lengths)}" if item.lengths else "no request"
-    guessed = ", step inferred" if any(stall.inferred for stall in item.stalls) else ""
-    return f"{where}: {counts}; {spent:,.1f} ms{guessed}"
-
-
-def _nested(stall: Stall, stalls: Iterable[Stall]) -> bool:
-    """Whether its time lies within another stall's of the same thread (an autotune's)."""
-    event = stall.event
-    return any(
-        other.event.kind == "autotune"
-        and other.event is not event
-        and other.event.tid == event.tid
-        and other.event.start_ns <= event.start_ns
-        and (other.event.end_ns or 0) >= (event.end_ns or 0)
-        for other in stalls
+    spent = union_ms(
+        (event.start_ns, event.start_ns + event.duration_ns)
+        for event in (stall.event for stall in item.stalls)
     )
+    where = f"prompt_tokens {spell_lengths(item.lengths)}" if item.lengths else "no request"
+    guessed = (
+        ", step inferred" if any(stall.inferred and stall.requests for stall in item.stalls) else ""
+    )
+    return f"{where}: {counts}; {spent:,.1f} ms{guessed}"
 
 
 def _place(event: Event) -> str:
@@ -171,9 +151,12 @@ def launch_site(stack: Sequence[str]) -> str:
 
 
 def _others(report: Report, found: Sequence[Diagnostic]) -> list[str]:
-    if report.counts["late_other_loads"] is None or not found:
+    if not found:
         return []
-    lines = ["", "Third-party, listed and not judged (--fail-on any judges it):"]
+    judged = "--package NAME judges a package's kernels"
+    if report.counts["late_other_loads"] is not None:
+        judged += ", --fail-on any all loads"
+    lines = ["", f"Third-party, listed and not judged ({judged}):"]
     for item in found:
         stall = item.first
         lines.append(
@@ -204,6 +187,8 @@ def _coverage(report: Report) -> list[str]:
 
 
 def _wrapped(text: str, indent: str) -> str:
+    if len(text) <= WIDTH:
+        return text
     first = len(text) - len(text.lstrip())
     return textwrap.fill(
         text.strip(),

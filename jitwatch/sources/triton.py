@@ -265,7 +265,7 @@ class TritonSource:
 
 def stack_of(frame: FrameType | None) -> tuple[str, ...]:
     """The Python stack from `frame` outwards, innermost first, as `file:line function`."""
-    lines = []
+    lines: list[str] = []
     while frame is not None and len(lines) < STACK_DEPTH:
         code = frame.f_code
         lines.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")

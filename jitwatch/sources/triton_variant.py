@@ -70,7 +70,7 @@ def autotune_info(tuner: Any, passed: Any) -> KernelInfo:
 
 
 def winner(tuner: Any, variant: Variant) -> Pairs:
-    """The configuration that `tuner` chose for the tuning key `variant`; empty where it has none."""
+    """The configuration that `tuner` chose for the key `variant`; empty where it has none."""
     wanted = [value for _, value in variant.constants] + [text for _, text in variant.arguments]
     count = len(variant.constants)
     for key, config in tuner.cache.items():
@@ -166,7 +166,9 @@ def _calling_frames(frame: FrameType | None, fn: Any) -> tuple[Any, dict[str, An
     for _ in range(40):
         if frame is None:
             break
-        owner = frame.f_locals.get("self") if frame.f_code.co_name in ("run", "_bench") else None
+        owner: Any = (
+            frame.f_locals.get("self") if frame.f_code.co_name in ("run", "_bench") else None
+        )
         if owner is fn and call is None and "kwargs" in frame.f_locals:
             call = frame.f_locals["kwargs"]
         elif hasattr(owner, "configs") and hasattr(owner, "base_fn") and owner.base_fn is fn.fn:

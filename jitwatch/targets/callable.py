@@ -54,7 +54,12 @@ def load_target(name: str) -> Target:
 
 
 def where_raised(error: BaseException) -> str:
-    """`file:line` of the innermost frame of an exception, or an empty string."""
+    """`file:line` of the innermost frame of an exception, or an empty string.
+
+    Of a SyntaxError it is the line that can't be parsed: its frames are the importer's.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
@@ -89,6 +94,12 @@ def _attribute(module: Any, attribute: str, name: str) -> Any:
 
 
 def _target(found: Any, name: str) -> Target:
+    if inspect.isclass(found) and _required(found):
+        raise TargetError(
+            f"--target {name} is a class that needs {', '.join(_required(found))}",
+            "a class target is made without arguments",
+            "give them defaults, or name a function without parameters that returns an object",
+        )
     if inspect.isclass(found) or (inspect.isroutine(found) and not _required(found)):
         return _from_object(found(), name)
     if inspect.isroutine(found):
@@ -116,8 +127,12 @@ def _from_object(made: Any, name: str) -> Target:
 def _required(function: Any) -> list[str]:
     """Names of the parameters that must be given by position."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return []  # written in C, without a signature
     return [
         parameter.name
-        for parameter in inspect.signature(function).parameters.values()
+        for parameter in parameters
         if parameter.default is inspect.Parameter.empty and parameter.kind in positional
     ]

@@ -192,7 +192,8 @@ def read_winners(run: str) -> dict[Any, tuple[tuple[str, str], ...]]:
     Raises:
         RunFileError: it is no run directory.
     """
-    from jitwatch.log import read_run, read_variant, run_dirs
+    from jitwatch.log import read_run, run_dirs
+    from jitwatch.variants import read_variant
 
     facts = [read_run(folder).facts for folder in run_dirs(Path(run))]
     return {

@@ -13,11 +13,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from jitwatch.errors import JitwatchError, TargetError, UsageError
+from jitwatch.errors import JitwatchError, RunFileError, TargetError, UsageError
 from jitwatch.recorder import Recorder
 from jitwatch.targets.callable import Target, TargetRequest, load_target, where_raised
 from jitwatch.targets.devices import Device, open_device
@@ -49,10 +49,10 @@ class Job:
     @classmethod
     def from_json(cls, text: str) -> Job:
         """The job that `to_json` wrote."""
-        data = json.loads(text)
-        sequences = ("lengths", "warmup_lengths", "packages")
-        values = {item.name: data[item.name] for item in fields(cls)}
-        return cls(**{k: tuple(v) if k in sequences else v for k, v in values.items()})
+        data: dict[str, Any] = json.loads(text)
+        for name in ("lengths", "warmup_lengths", "packages"):
+            data[name] = tuple(data[name])
+        return cls(**data)
 
 
 class Worker:
@@ -166,7 +166,7 @@ class Worker:
     def _fail(self, stage: str, error: BaseException) -> None:
         self._keep_traceback(stage)
         text = str(error) if isinstance(error, JitwatchError) else describe(error)
-        usage = isinstance(error, (UsageError, TargetError))
+        usage = isinstance(error, (UsageError, TargetError, RunFileError))
         self.recorder.fact("failed", {"stage": stage, "error": text})
         self.tell("failed", stage=stage, error=text, usage=usage)
 

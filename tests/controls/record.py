@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import jitwatch
+from jitwatch.sweep import without_outputs
 from tests.controls import CONTROLS, Control
 from tests.controls.summary import summarize
 
@@ -61,7 +63,9 @@ def main() -> None:
         found = list(pool.map(lambda item: record(*item), work))
     environment = {
         **found[0][2],
-        "command": " ".join(["python -m tests.controls.record", *sys.argv[1:]]),
+        "command": shlex.join(
+            ["python", "-m", "tests.controls.record", *without_outputs(sys.argv[1:])]
+        ),
     }
     data = {"environment": environment, "controls": {name: item for name, item, _ in found}}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 def test_the_device_is_there(simulated):
     cuda = torch.cuda
-    assert (cuda.is_available(), cuda.is_initialized(), cuda.device_count()) == (True, True, 1)
+    assert (cuda.is_available(), cuda.device_count()) == (True, 1)
     assert (cuda.current_device(), cuda.get_device_name()) == (0, "NVIDIA H200")
     assert cuda.get_device_capability("cuda:0") == (9, 0)
     assert cuda.get_arch_list() == ["sm_90"]
@@ -30,6 +30,20 @@ def test_the_device_is_there(simulated):
     cuda.synchronize()
     cuda.empty_cache()
     cuda.ipc_collect()
+
+
+def test_cuda_is_initialized_by_its_first_use_as_on_a_gpu(simulated):
+    assert torch.cuda.is_available()
+    assert not torch.cuda.is_initialized()
+    torch.empty(1, device="cuda")
+    assert torch.cuda.is_initialized()
+
+
+def test_a_call_that_makes_a_context_initializes_cuda(simulated):
+    torch.cuda.manual_seed(1)
+    assert not torch.cuda.is_initialized()
+    torch.cuda.synchronize()
+    assert torch.cuda.is_initialized()
 
 
 def test_the_properties_are_the_boards(simulated):

@@ -262,3 +262,19 @@ def test_a_library_implementation_for_cuda_is_run():
     library.impl("triple", triple, "CUDA")
     assert torch.ops.jitwatch_test_library.triple(torch.empty(2, device="cuda")).shape == (2,)
     assert ran == [CUDA0]
+
+
+@pytest.mark.parametrize("make", [torch.empty_like, torch.zeros_like, torch.randn_like])
+@pytest.mark.parametrize("batch", [1, 8])
+def test_like_keeps_the_strides_that_a_real_tensor_keeps(simulated, make, batch):
+    shapes = [
+        make(torch.empty(batch, 12352, device=device)[:, :8192].unsqueeze(-1)).stride()
+        for device in ("cuda", "cpu")
+    ]
+    assert shapes[0] == shapes[1]
+
+
+def test_like_keeps_a_transposed_layout(simulated):
+    source = torch.empty(3, 5, device="cuda").t()
+    assert torch.empty_like(source).stride() == (1, 5)
+    assert torch.empty_like(source, memory_format=torch.contiguous_format).stride() == (3, 1)

@@ -1,0 +1,94 @@
+"""The report's schema: names that other tools read."""
+
+from __future__ import annotations
+
+import json
+
+from jitwatch.events import SCHEMA
+from jitwatch.render.json import render_json, to_object
+from tests.test_terminal import failing, inconclusive
+
+TOP = {
+    "schema",
+    "tool",
+    "device",
+    "environment",
+    "coverage",
+    "verdict",
+    "counts",
+    "requests",
+    "stalls",
+    "warm_variants",
+    "events",
+    "steps",
+    "ready_ns",
+}
+COUNTS = {
+    "requests",
+    "launches",
+    "late_in_repo_loads",
+    "late_other_loads",
+    "late_compiles",
+    "late_autotunes",
+    "late_launcher_builds",
+    "warmup_variants",
+}
+REQUEST = {
+    "id",
+    "prompt_tokens",
+    "phases",
+    "in_repo_loads",
+    "other_loads",
+    "compiles",
+    "launches",
+    "stall_ms",
+    "ttft_ms",
+    "serve_ms",
+    "error",
+}
+STALL = {
+    "event",
+    "pid",
+    "kernel",
+    "origin",
+    "kind",
+    "requests",
+    "inferred",
+    "stall_ms",
+    "cause",
+    "diff",
+}
+
+
+def test_the_names_of_the_schema():
+    found = json.loads(render_json([failing()]))
+    assert set(found) == TOP
+    assert found["schema"] == SCHEMA == 1
+    assert found["tool"] == {"name": "jitwatch", "version": "0.1.0"}
+    assert set(found["verdict"]) == {"outcome", "reasons"}
+    assert set(found["counts"]) == COUNTS
+    assert {name for row in found["requests"] for name in row} == REQUEST
+    assert {name for stall in found["stalls"] for name in stall} == STALL
+    assert set(found["stalls"][0]["cause"]) == {"code", "name", "why", "help"}
+    rows = [row for stall in found["stalls"] for row in stall["diff"]]
+    assert {name for row in rows for name in row} == {"argument", "now", "before"}
+
+
+def test_the_values_are_the_reports():
+    found = to_object(failing())
+    assert found["verdict"]["outcome"] == "fail"
+    assert found["counts"]["late_other_loads"] == 3
+    late = next(stall for stall in found["stalls"] if stall["kind"] == "compile")
+    assert (late["event"], late["kernel"], late["origin"]) == (4, "scale_kernel", "in-repo")
+    assert (late["requests"], late["stall_ms"]) == (["len65"], 3.0)
+    assert late["diff"][0] == {"argument": "BLOCK", "now": "512", "before": "256"}
+    assert [row["in_repo_loads"] for row in found["requests"]] == [0, 1, 1]
+    assert len(found["events"]) == 10
+    assert [step["id"] for step in found["steps"]] == [64, 65, 66]
+
+
+def test_one_device_is_an_object_and_several_are_a_list():
+    assert isinstance(json.loads(render_json([failing()])), dict)
+    several = json.loads(render_json([failing(), inconclusive()]))
+    assert [one["device"] for one in several] == ["cuda", "sim:h200"]
+    assert [one["counts"]["late_other_loads"] for one in several] == [3, None]

@@ -1,0 +1,235 @@
+"""Counts, requests and stalls of a run: each thing once, charged to who waited."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from jitwatch.events import Coverage, SourceState
+from jitwatch.report import Roots
+from tests.samples import ARMED, DRIVER, READY_NS, TRITON, driver_load, event, report, request, step
+from tests.samples import tuning, variant
+
+UNARMED = Coverage(
+    (SourceState("driver", False, reason="no CUPTI"), TRITON), "triton", "skipped: not armed"
+)
+SIMULATED = Coverage((DRIVER, TRITON), "driver", "skipped")
+WARM = [event(1, "load", -10, 2), driver_load(2, -9, 1)]
+LATE = [
+    event(3, "compile", 11, 2, variant=variant("i32"), step=64),
+    event(4, "load", 14, 3, variant=variant("i32"), step=64),
+    driver_load(5, 15, 1, step=64),
+]
+
+
+def test_a_clean_run_passes_with_its_evidence():
+    made = report(WARM)
+    assert (made.verdict.outcome, made.doubts, made.stalls) == ("pass", (), ())
+    assert made.counts == {
+        "requests": 2,
+        "launches": 6,
+        "late_in_repo_loads": 0,
+        "late_compiles": 0,
+        "late_autotunes": 0,
+        "late_launcher_builds": 0,
+        "late_other_loads": 0,
+        "warmup_variants": 1,
+    }
+
+
+def test_a_driver_load_and_the_hooks_load_around_it_are_counted_once():
+    made = report(WARM + LATE)
+    assert made.counts["late_in_repo_loads"] == 1
+    assert made.counts["late_compiles"] == 1
+    assert made.counts["late_other_loads"] == 0
+    assert [(stall.event.kind, stall.event.source) for stall in made.stalls] == [
+        ("compile", "triton"),
+        ("load", "driver"),
+    ]
+    assert made.verdict.reasons == ("1 late in-repo load", "1 late in-repo compile")
+
+
+def test_without_the_driver_hook_the_compilers_load_counts_and_others_are_unknown():
+    hooks = [item for item in WARM + LATE if item.source == "triton"]
+    made = report(hooks, coverage=UNARMED)
+    assert made.counts["late_in_repo_loads"] == 1
+    assert made.counts["warmup_variants"] == 1
+    assert (made.counts["late_other_loads"], made.counts["launches"]) == (None, None)
+    assert [row.other_loads for row in made.requests] == [None, None]
+    assert made.verdict.outcome == "fail"
+
+
+def test_without_the_driver_hook_nothing_late_is_no_pass():
+    made = report([WARM[0]], coverage=replace(UNARMED, probes=10, probe_launches=0))
+    assert made.verdict.outcome == "inconclusive"
+    assert made.verdict.reasons == (
+        "the driver hook is not armed: whether anything was launched is unknown",
+    )
+
+
+def test_autotuning_is_counted_once_for_each_key():
+    late = [
+        event(3, "autotune", 11, 5, variant=tuning("2"), step=64),
+        event(4, "load", 12, 1, parent=3, variant=variant(constants={"BLOCK": "1"}), step=64),
+        event(5, "load", 14, 1, parent=3, variant=variant(constants={"BLOCK": "2"}), step=64),
+        event(6, "autotune", 21, 5, variant=tuning("3"), step=65),
+    ]
+    made = report([WARM[0], *late], coverage=UNARMED)
+    assert made.counts["late_autotunes"] == 2
+    assert made.counts["late_in_repo_loads"] == 2
+
+
+def test_a_stall_is_the_union_of_what_was_waited_for():
+    nested = [
+        event(3, "autotune", 11, 5, variant=tuning("2"), step=64),
+        event(4, "load", 12, 1, parent=3, step=64),
+        event(5, "load", 17, 2, variant=variant("i32"), step=64),
+    ]
+    made = report([WARM[0], *nested], coverage=UNARMED)
+    assert [row.stall_ms for row in made.requests] == [7.0, 0.0]
+
+
+def test_our_own_stack_dump_is_no_part_of_a_stall():
+    late = driver_load(3, 11, 2, step=64, stack_ns=500_000)
+    made = report([late])
+    assert [stall.stall_ms for stall in made.stalls] == [1.5]
+    assert made.requests[0].stall_ms == 1.5
+
+
+def test_an_open_event_is_late_and_takes_no_time_yet():
+    made = report([*WARM, driver_load(3, 11, None, step=64, file="/repo/k.py")])
+    assert [(stall.event.end_ns, stall.stall_ms) for stall in made.stalls] == [(None, 0)]
+    assert made.requests[0].stall_ms == 0
+    assert made.counts["late_in_repo_loads"] == 1
+
+
+def test_every_request_of_a_step_is_charged():
+    both = step(64, 10, requests=("len64", "len65"))
+    made = report(WARM + LATE, steps=[both])
+    assert [row.in_repo_loads for row in made.requests] == [1, 1]
+    assert [row.compiles for row in made.requests] == [1, 1]
+    assert [row.phases for row in made.requests] == [{"mixed": 1}, {"mixed": 1}]
+
+
+def test_what_nobody_waited_for_is_counted_all_the_same():
+    made = report([*WARM, event(3, "launcher_build", 35, step=None)])
+    (stall,) = made.stalls
+    assert (stall.requests, stall.inferred) == ((), True)
+    assert made.counts["late_launcher_builds"] == 1
+    assert made.verdict.outcome == "fail"
+
+
+def test_a_third_partys_load_is_listed_and_counted_apart():
+    made = report([*WARM, driver_load(3, 11, 1, kernel="nvjet_tst_64x8", step=64)])
+    (stall,) = made.stalls
+    assert (stall.event.origin, stall.cause.code) == ("cublas", "JW205")
+    assert (made.counts["late_other_loads"], made.counts["late_in_repo_loads"]) == (1, 0)
+    assert (made.requests[0].other_loads, made.requests[0].in_repo_loads) == (1, 0)
+    assert made.verdict.outcome == "pass"
+    judged = report([*WARM, driver_load(3, 11, 1, kernel="nvjet_tst_64x8")], fail_on="any")
+    assert judged.verdict.reasons == ("1 late third-party load",)
+
+
+def test_simulated_third_party_loads_are_unknown_and_can_not_be_judged():
+    assert report(WARM, device="sim:h200", coverage=SIMULATED).verdict.outcome == "pass"
+    made = report(WARM, device="sim:h200", coverage=SIMULATED, fail_on="any")
+    assert made.counts["late_other_loads"] is None
+    assert [row.other_loads for row in made.requests] == [None, None]
+    assert made.verdict.outcome == "inconclusive"
+
+
+def test_probes_come_after_the_end_and_are_not_late():
+    facts = {"served_until_ns": READY_NS + 12_000_000}
+    made = report(WARM + LATE, facts=facts)
+    assert [stall.event.kind for stall in made.stalls] == ["compile"]
+
+
+def test_never_ready_is_no_pass():
+    made = report(WARM + LATE, ready_ns=None)
+    assert (made.verdict.outcome, made.stalls) == ("inconclusive", ())
+    assert made.verdict.reasons == ("the target was never ready: nothing can be late",)
+
+
+def test_a_hooks_load_that_the_driver_never_saw_is_a_doubt():
+    made = report([WARM[0]])
+    assert made.verdict.reasons == (
+        "the driver hook missed 1 load(s) that a compiler's hook reported, first scale_kernel",
+    )
+    raised = replace(WARM[0], detail="raised")
+    assert report([raised]).verdict.outcome == "pass"
+
+
+def test_a_probe_that_launched_what_was_never_loaded_is_a_doubt():
+    compiled = event(1, "compile", -10)
+    made = report([compiled], facts={"probe_kernels": ["scale_kernel", "somebody_elses"]})
+    assert made.verdict.reasons == ("a probe launched scale_kernel, whose load was not recorded",)
+    assert report(WARM, facts={"probe_kernels": ["scale_kernel"]}).verdict.outcome == "pass"
+
+
+def test_requests_that_raised_are_named_and_doubts_of_the_rest_are_not():
+    failed = request(65, 20, error="ValueError: no (/repo/t.py:3)", launches=None)
+    made = report(WARM, requests=[request(64, 10), failed], lengths=[64, 65])
+    assert made.verdict.outcome == "inconclusive"
+    assert made.verdict.reasons == (
+        "the target raised at prompt_tokens 65: ValueError: no (/repo/t.py:3)",
+    )
+    assert made.doubts == ()
+
+
+def test_many_requests_that_raised_are_counted():
+    failed = [request(n, n, error="E: x") for n in range(1, 14)]
+    (reason,) = report(WARM, requests=failed).verdict.reasons
+    assert reason == (
+        "the target raised at prompt_tokens 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 3 more: E: x"
+    )
+
+
+def test_lengths_not_answered_and_never_begun_are_named():
+    begun = request(65, 20, None, launches=None)
+    made = report(WARM, requests=[request(64, 10), begun], lengths=[64, 65, 66, 67, 1])
+    assert made.verdict.reasons == ("4 of 5 lengths not served: 65..67, 1",)
+
+
+def test_how_the_child_ended_is_a_reason():
+    made = report(WARM, doubts=["the target's process was killed by signal 9"])
+    assert made.verdict.reasons == ("the target's process was killed by signal 9",)
+    assert made.doubts == ()
+
+
+def test_launches_are_those_of_the_requests_else_of_the_probes():
+    assert report(WARM).counts["launches"] == 6
+    uncounted = [request(64, 10, launches=None)]
+    assert report(WARM, requests=uncounted).counts["launches"] == ARMED.probe_launches
+    none = [request(64, 10, launches=0)]
+    assert report(WARM, requests=none).verdict.outcome == "inconclusive"
+
+
+def test_times_of_a_request():
+    (row, never) = report(
+        WARM,
+        requests=[request(64, 10, 4, first_token_ns=READY_NS + 12_000_000), request(65, 20, None)],
+    ).requests
+    assert (row.serve_ms, row.ttft_ms) == (4.0, 2.0)
+    assert (never.serve_ms, never.ttft_ms) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "short"),
+    [
+        ("/repo/kernels.py", "kernels.py"),
+        ("/repo/a/b.py:3 f", "a/b.py:3 f"),
+        ("/repository/a/b.py", "a/b.py"),
+        ("/opt/site/fla/ops/x.py", "fla/ops/x.py"),
+        ("/usr/lib/python3/site-packages/torch/nn.py", "torch/nn.py"),
+        ("/usr/lib/python3/dist-packages/torch/nn.py", "torch/nn.py"),
+        ("<string>:1 f", "<string>:1 f"),
+    ],
+)
+def test_paths_are_told_from_where_they_lie(path, short):
+    assert Roots("/repo", {"fla": ["/opt/site/fla"]}).short(path) == short
+
+
+def test_the_events_of_a_report_have_short_paths():
+    made = report([replace(WARM[0], stack=("/repo/serve.py:9 serve",))])
+    assert (made.events[0].file, made.events[0].stack) == ("kernels.py", ("serve.py:9 serve",))
