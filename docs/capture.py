@@ -10,12 +10,12 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from jitwatch.render.json import read_json
 from jitwatch.render.terminal import render_text
 
+ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- captured from (\S+) -->\n).*?(<!-- end of capture -->)", re.DOTALL)
 
 

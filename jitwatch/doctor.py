@@ -18,7 +18,7 @@ import jitwatch
 from jitwatch.errors import DriverUnavailable
 from jitwatch.sweep import has_gpu
 
-PACKAGES = ("torch", "triton", "pytest", "cuda-python", "py-spy", "pandas")
+PACKAGES = ("torch", "triton", "pytest", "cuda-python", "cuda-bindings", "py-spy", "pandas")
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 

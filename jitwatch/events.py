@@ -153,11 +153,14 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A late event and the requests that waited for it."""
+    """A late event and the requests that waited for it.
+
+    `stall_ms` is None where nobody saw it begin: a lazy load inside a launch.
+    """
 
     event: Event
     requests: tuple[str, ...]
-    stall_ms: float
+    stall_ms: float | None
     cause: Cause
     diff: tuple[DiffRow, ...]
     inferred: bool = False

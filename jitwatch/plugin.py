@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,17 @@ def pytest_collection_modifyitems(
         name = f"sweep[len{length}]"
         item = SweepItem.from_parent(session, name=name, nodeid=name, length=length, sweep=sweep)
         items.append(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """The diagnostic alone, from setup too: a traceback through pytest says nothing here."""
+    report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, (LateLoad, NotJudged)):
+        report.longrepr = str(call.excinfo.value)
+    return report
 
 
 def pytest_terminal_summary(
@@ -172,12 +183,6 @@ class SweepItem(pytest.Item):
         report, row = self.sweep.row(self.session, self.length)
         if _late(report, row):
             raise LateLoad("\n".join(_diagnosed(report, row)))
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The diagnostic alone: a traceback through pytest says nothing here."""
-        if isinstance(excinfo.value, (LateLoad, NotJudged)):
-            return str(excinfo.value)
-        return super().repr_failure(excinfo)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Where the item is from: the root, as it has no file."""

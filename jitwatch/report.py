@@ -178,13 +178,20 @@ def _stalls(
             Stall(
                 event=event,
                 requests=charge.requests,
-                stall_ms=round(event.duration_ns / 1e6, 3),
+                stall_ms=_stall_ms(event),
                 cause=diagnosed.cause,
                 diff=diagnosed.diff,
                 inferred=charge.inferred,
             )
         )
     return stalls
+
+
+def _stall_ms(event: Event) -> float | None:
+    """What an event took; None where its begin was not seen."""
+    if event.source == "driver" and event.parent is None and event.end_ns == event.start_ns:
+        return None
+    return round(event.duration_ns / 1e6, 3)
 
 
 def _warm_variants(

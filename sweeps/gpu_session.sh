@@ -60,7 +60,7 @@ freetoken() { # freetoken VERSION
 for name in "$@"; do
     case $name in
     doctor) step doctor 60 "$PY" -m jitwatch doctor ;;
-    tests) step tests 240 "$PY" -m pytest -p jitwatch.plugin -q -m gpu -x ;;
+    tests) step tests 300 "$PY" -m pytest -q -m gpu -n "$JOBS" --dist load ;;
     controls)
         step controls 240 "$PY" -m tests.controls.record --device cuda --jobs "$JOBS" \
             --out "$OUT/controls-h200.json"

@@ -1,10 +1,13 @@
-"""Whose kernels these are, by their symbols."""
+"""Whose kernels these are, which hook explains a load, and which requests paid."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from jitwatch.attribution import owner_of_kernel
+from jitwatch.attribution import charge, explain, origin_of, owner_of_kernel, root_of, union_ms
+from tests.samples import MS, READY_NS, driver_load, event, step, variant
 
 
 @pytest.mark.parametrize(
@@ -54,3 +57,181 @@ def test_a_symbol_names_its_owner(name, owner):
 def test_the_first_known_kernel_decides_and_nothing_is_unknown():
     assert owner_of_kernel("mine,nvjet_x,triton_poi_y") == "cublas"
     assert owner_of_kernel("") == "unknown"
+
+
+# -- origin ------------------------------------------------------------------------
+
+SITE = "/repo/.venv/lib/python3.11/site-packages"
+
+
+def origin(file, packages=None, repo="/repo"):
+    return origin_of(event(1, "load", 1, file=file), repo, packages or {})
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("/repo/kernels.py", "in-repo"),
+        ("/repo/deep/er/kernels.py", "in-repo"),
+        ("/repository/kernels.py", "other"),
+        ("/elsewhere/kernels.py", "other"),
+        (f"{SITE}/fla/ops/norm.py", "fla"),
+        ("/repo/dist-packages/fla/norm.py", "fla"),
+        ("/repo/site-packages/single.py", "single"),
+        ("/repo/venv/src/mine.py", "other"),
+        ("/repo/.tox/py311/mine.py", "other"),
+        ("/repo/.nox/tests/mine.py", "other"),
+        ("/repo/node_modules/x.py", "other"),
+        ("/repo/my_venv/kernels.py", "in-repo"),
+        ("/usr/lib/python3/site-packages/torch/nn/k.py", "torch"),
+        ("/tmp/torchinductor_me/ab/cab.py", "inductor"),
+        ("/repo/torchinductor_cache/cab.py", "inductor"),
+    ],
+)
+def test_the_origin_of_a_source_file(file, expected):
+    assert origin(file) == expected
+
+
+def test_a_package_under_test_is_in_the_repository_wherever_it_lies():
+    packages = {"fla": [f"{SITE}/fla"]}
+    assert origin(f"{SITE}/fla/ops/norm.py", packages) == "in-repo"
+    assert origin(f"{SITE}/flashy/norm.py", packages) == "flashy"
+    assert (
+        origin("/opt/site-packages/fla/norm.py", {"fla": ["/opt/site-packages/fla/"]}) == "in-repo"
+    )
+
+
+def test_without_a_repository_only_packages_are_under_test():
+    assert origin("/repo/kernels.py", repo=None) == "other"
+    assert origin("/repo/kernels.py", repo="/repo/") == "in-repo"
+
+
+def test_without_a_source_file_the_symbol_says_whose_it_is():
+    assert origin_of(driver_load(1, 1, kernel="nvjet_x"), "/repo", {}) == "cublas"
+    assert origin_of(driver_load(1, 1, kernel="mine"), "/repo", {}) == "unknown"
+
+
+# -- which hook explains a load ------------------------------------------------------
+
+HOOK = event(1, "load", 10, 5, stack=("f.py:1 f",), step=3)
+
+
+def explained(load, *hooks):
+    return explain([*(hooks or [HOOK]), load])[-1]
+
+
+def test_a_driver_load_takes_what_the_hook_around_it_knows():
+    found = explained(driver_load(2, 11, 1, kernel="_Zscale", nbytes=7))
+    assert (found.parent, found.kernel, found.variant) == (1, "scale_kernel", variant())
+    assert (found.file, found.line, found.stack, found.step) == (HOOK.file, 3, ("f.py:1 f",), 3)
+    assert (found.source, found.nbytes) == ("driver", 7)
+
+
+@pytest.mark.parametrize("at_ms", [10, 12, 15])
+def test_inside_a_hook_both_ends_count(at_ms):
+    assert explained(driver_load(2, at_ms, 1)).parent == 1
+
+
+@pytest.mark.parametrize(
+    "changes", [{"at_ms": 9.9}, {"at_ms": 15.1}, {"pid": 8}, {"tid": 71}, {"kind": "link"}]
+)
+def test_another_time_thread_process_or_kind_is_not_explained(changes):
+    at_ms = changes.pop("at_ms", 11)
+    load = replace(driver_load(2, at_ms, 1), **changes)
+    assert explained(load) == load
+
+
+def test_of_several_hooks_the_latest_begun_explains():
+    later = event(5, "load", 16, 5, kernel="later_kernel")
+    assert explained(driver_load(9, 17, 1), HOOK, later).kernel == "later_kernel"
+    assert explained(driver_load(9, 15.5, 1), HOOK, later).parent is None
+
+
+def test_a_hook_still_open_explains_what_follows():
+    assert explained(driver_load(2, 99, 1), replace(HOOK, end_ns=None)).parent == 1
+
+
+def test_a_compile_explains_no_load():
+    compiled = event(1, "compile", 10, 5)
+    assert explained(driver_load(2, 11, 1), compiled).parent is None
+
+
+def test_a_load_that_names_its_parent_keeps_it_and_its_own_step():
+    named = driver_load(2, 50, 1, parent=1, step=9)
+    found = explained(named)
+    assert (found.parent, found.kernel, found.step) == (1, "scale_kernel", 9)
+
+
+# -- who waited ------------------------------------------------------------------------
+
+STEPS = [step(64, 10), step(65, 30)]
+
+
+def charged(made, steps=STEPS, until_ns=None):
+    return charge([made], steps, READY_NS, until_ns)
+
+
+def test_the_requests_of_its_step_waited():
+    (found,) = charged(event(1, "load", 12, step=64))
+    assert (found.requests, found.inferred) == (("len64",), False)
+    both = [step(64, 10, requests=("a", "b"))]
+    assert charged(event(1, "load", 12, step=64), both)[0].requests == ("a", "b")
+
+
+def test_on_a_thread_without_a_step_the_open_one_is_inferred():
+    (found,) = charged(event(1, "load", 32, tid=99))
+    assert (found.requests, found.inferred) == (("len65",), True)
+    still_open = [step(64, 10, None)]
+    assert charged(event(1, "load", 99, tid=99), still_open)[0].requests == ("len64",)
+
+
+@pytest.mark.parametrize("made", [event(1, "load", 25), event(1, "load", 12, pid=8)])
+def test_without_an_open_step_in_its_process_nobody_is_charged(made):
+    (found,) = charged(made)
+    assert found.requests == ()
+
+
+def test_the_same_step_id_of_another_process_is_another_step():
+    (found,) = charged(
+        event(1, "load", 12, pid=8, step=64), [step(64, 10), step(64, 10, pid=8, requests=("x",))]
+    )
+    assert found.requests == ("x",)
+
+
+def test_late_is_from_ready_on_until_the_probes():
+    assert charged(event(1, "load", -0.001)) == []
+    assert len(charged(event(1, "load", 0))) == 1
+    assert charged(event(1, "load", 5), until_ns=READY_NS + 5 * MS) == []
+    assert len(charged(event(1, "load", 4.9), until_ns=READY_NS + 5 * MS)) == 1
+    assert charge([event(1, "load", 5)], STEPS, None, None) == []
+
+
+# -- enclosing events, time -----------------------------------------------------------
+
+
+def test_the_nearest_enclosing_event_of_a_kind():
+    outer, middle = event(1, "autotune", 1), event(2, "load", 2, parent=1)
+    inner = driver_load(3, 3, parent=2)
+    by_seq = {(item.pid, item.seq): item for item in (outer, middle, inner)}
+    assert root_of(inner, by_seq, "autotune") == outer
+    assert root_of(inner, by_seq, "load") == middle
+    assert root_of(inner, by_seq, "compile") is None
+    assert root_of(outer, by_seq, "autotune") is None
+    assert root_of(driver_load(4, 3, parent=77), by_seq, "load") is None
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        ([], 0),
+        ([(0, 4)], 4),
+        ([(0, 4), (10, 11)], 5),
+        ([(0, 4), (2, 6)], 6),
+        ([(2, 6), (0, 4)], 6),
+        ([(0, 9), (2, 3), (4, 5)], 9),
+        ([(0, 4), (4, 6)], 6),
+        ([(0, 4), (0, 4)], 4),
+    ],
+)
+def test_overlapping_time_counts_once(spans, expected):
+    assert union_ms([(start * MS, end * MS) for start, end in spans]) == expected

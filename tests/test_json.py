@@ -62,16 +62,17 @@ STALL = {
 
 def test_the_names_of_the_schema():
     found = json.loads(render_json([failing()]))
-    assert set(found) == TOP
+    assert set(found) >= TOP
     assert found["schema"] == SCHEMA == 1
     assert found["tool"] == {"name": "jitwatch", "version": "0.1.0"}
     assert set(found["verdict"]) == {"outcome", "reasons"}
     assert set(found["counts"]) == COUNTS
-    assert {name for row in found["requests"] for name in row} == REQUEST
-    assert {name for stall in found["stalls"] for name in stall} == STALL
+    assert all(set(row) >= REQUEST for row in found["requests"])
+    assert all(set(stall) >= STALL for stall in found["stalls"])
     assert set(found["stalls"][0]["cause"]) == {"code", "name", "why", "help"}
     rows = [row for stall in found["stalls"] for row in stall["diff"]]
-    assert {name for row in rows for name in row} == {"argument", "now", "before"}
+    assert rows
+    assert all(set(row) == {"argument", "now", "before"} for row in rows)
 
 
 def test_the_values_are_the_reports():

@@ -24,8 +24,8 @@ from jitwatch.events import (
     Step,
     Verdict,
 )
-from jitwatch.variants import read_variant
 from jitwatch.report import Report, RequestRow
+from jitwatch.variants import read_variant
 
 
 def to_object(report: Report) -> dict[str, Any]:

@@ -131,7 +131,11 @@ def _paid(item: Diagnostic) -> str:
     guessed = (
         ", step inferred" if any(stall.inferred and stall.requests for stall in item.stalls) else ""
     )
-    return f"{where}: {counts}; {spent:,.1f} ms{guessed}"
+    unseen = sum(stall.stall_ms is None for stall in item.stalls)
+    took = "time unseen, inside launches" if unseen == len(item.stalls) else f"{spent:,.1f} ms"
+    if 0 < unseen < len(item.stalls):
+        took += f" and {plural(unseen, 'load')} inside launches, time unseen"
+    return f"{where}: {counts}; {took}{guessed}"
 
 
 def _place(event: Event) -> str:

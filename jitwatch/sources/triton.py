@@ -7,7 +7,8 @@ of judging; what a variant is made of is in `triton_variant.py`.
 Hooks used, and why these: `JITFunction._do_compile` (called on a key miss only)
 gives the begin of a compile and the options as the call passed them;
 `knobs.compilation.listener` tells a compile from a disk hit;
-`kernel_load_start_hook`/`_end_hook` frame a load; `triton.runtime.build._build`
+`kernel_load_start_hook`/`_end_hook` frame a load, and `CompiledKernel._init_handles`
+around them ends one that raises; `triton.runtime.build._build`
 is gcc at work; `Autotuner._bench` runs once per candidate. `jit_cache_hook` and
 `jit_post_compile_hook` are never used: on 3.6 any hook there serialises the
 constants, and a kernel with a function as constexpr then raises TypeError.
@@ -112,9 +113,11 @@ class TritonSource:
         ]
 
     def _arm_methods(self) -> None:
+        from triton.compiler import CompiledKernel
         from triton.runtime import autotuner, build, jit
 
         self._wrap(jit.JITFunction, "_do_compile", self._do_compile)
+        self._wrap(CompiledKernel, "_init_handles", self._init_handles)
         self._wrap(build, "_build", self._build)
         self._wrap(autotuner.Autotuner, "_bench", self._bench)
 
@@ -148,17 +151,18 @@ class TritonSource:
         try:
             kernel = original(fn, key, *args, **kwargs)
         except BaseException as error:
-            self.recorder.end(seq, detail=f"raised {type(error).__name__}")
+            self._end(seq, detail=f"raised {type(error).__name__}")
             raise
         finally:
             seen: Kind | None = self._local.compiled
             self._local.compiled = outer
         if kernel is None or hasattr(kernel, "future"):
-            self.recorder.discard(seq)  # another hook took it over, or a pool compiles it
+            # Another hook took it over, or a pool compiles it.
+            self._guard(self.recorder.discard, seq)
         else:
             self.listener_displaced |= seen is None
-            self.recorder.end(seq, kind=seen)
-            self._infos[kernel] = info
+            self._end(seq, kind=seen)
+            self._guard(self._infos.__setitem__, kernel, info)
         return kernel
 
     def _compiled(self, *, src: Any, metadata: Any, times: Any, cache_hit: bool, **_: Any) -> None:
@@ -172,8 +176,7 @@ class TritonSource:
         self._infos_by_hash[digest] = info
         took_ns = 1000 * int(getattr(times, "total", 0) or 0)
         start = self.recorder.clock() - took_ns
-        seq = self._begin(kind, info, sys._getframe(3), start_ns=start)
-        self.recorder.end(seq)
+        self._end(self._begin(kind, info, sys._getframe(3), start_ns=start))
 
     def _in_do_compile(self) -> bool:
         frame: FrameType | None = sys._getframe(2)
@@ -205,14 +208,24 @@ class TritonSource:
         seq = getattr(self._local, "load", None)
         if seq is not None:
             self._local.load = None
-            self.recorder.end(seq)
+            self._end(seq)
+
+    def _init_handles(self, original: Callable[..., Any], kernel: Any, *args: Any) -> Any:
+        try:
+            return original(kernel, *args)
+        except BaseException:
+            seq = getattr(self._local, "load", None)
+            if seq is not None:
+                self._local.load = None
+                self.explain(False)
+                self._end(seq, detail="raised")
+            raise
 
     # -- launcher builds, autotuning ------------------------------------------------
 
     def _build(self, original: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
         frame = sys._getframe(2)
-        kernel = _init_handles_self(frame)
-        info = self._infos.get(kernel) if kernel is not None else None
+        info = self._guard(self._info_around, frame)
         is_launcher = name == LAUNCHER
         if info is None:
             info = KernelInfo(name if not is_launcher else "", None, None, None)
@@ -221,7 +234,11 @@ class TritonSource:
         try:
             return original(name, *args, **kwargs)
         finally:
-            self.recorder.end(seq)
+            self._end(seq)
+
+    def _info_around(self, frame: FrameType) -> KernelInfo | None:
+        kernel = _init_handles_self(frame)
+        return self._infos.get(kernel) if kernel is not None else None
 
     def _bench(self, original: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
         info = self._guard(autotune_info, tuner, kwargs)
@@ -231,17 +248,28 @@ class TritonSource:
         key = (id(tuner), info.variant)
         seq = self._tuning.get(key)
         if seq is None:
-            seq = self._tuning[key] = self._begin("autotune", info, sys._getframe(2))
+            seq = self._begin("autotune", info, sys._getframe(2))
+            if seq is not None:
+                self._tuning[key] = seq
         else:
-            self.recorder.reenter(seq)
+            self._guard(self.recorder.reenter, seq)
         try:
             return original(tuner, *args, **kwargs)
         finally:
-            self.recorder.end(seq)
+            self._end(seq)
 
     # -- inside ---------------------------------------------------------------------
 
-    def _begin(self, kind: Kind, info: KernelInfo, frame: FrameType, **extra: Any) -> int:
+    def _begin(self, kind: Kind, info: KernelInfo, frame: FrameType, **extra: Any) -> int | None:
+        """Begin an event; None where that failed, which `_end` takes as well."""
+        seq: int | None = self._guard(self._write_begin, kind, info, frame, **extra)
+        return seq
+
+    def _end(self, seq: int | None, **how: Any) -> None:
+        if seq is not None:
+            self._guard(self.recorder.end, seq, **how)
+
+    def _write_begin(self, kind: Kind, info: KernelInfo, frame: FrameType, **extra: Any) -> int:
         return self.recorder.begin(
             kind,
             "triton",
@@ -268,6 +296,9 @@ def stack_of(frame: FrameType | None) -> tuple[str, ...]:
     lines: list[str] = []
     while frame is not None and len(lines) < STACK_DEPTH:
         code = frame.f_code
+        if code.co_filename == __file__:
+            frame = frame.f_back  # our own wrappers
+            continue
         lines.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
         frame = frame.f_back
     return tuple(lines)

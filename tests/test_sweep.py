@@ -1,0 +1,170 @@
+"""The sweep's options, and what a child's end means."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jitwatch import sweep
+from jitwatch.errors import UsageError
+from jitwatch.sweep import (
+    default_repo,
+    lengths_between,
+    make_run_dir,
+    new_run_dir,
+    parse_lengths,
+    resolve_devices,
+)
+
+
+def refused(function, *arguments):
+    with pytest.raises(UsageError) as caught:
+        function(*arguments)
+    return str(caught.value)
+
+
+def test_lengths_between_two():
+    assert lengths_between(11, 14) == (11, 12, 13, 14)
+    assert lengths_between(11, 16, 3) == (11, 14)
+    assert lengths_between(5, 5) == (5,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            (20, 10),
+            "--min 20 is above --max 10\n"
+            "  why: no length lies between them\n"
+            "  fix: swap them: --min 10 --max 20",
+        ),
+        ((0, 10), "--min 0: must be 1 or more\n  why: a prompt has at least one token"),
+        ((1, 10, 0), "--step 0: must be 1 or more\n  why: a prompt has at least one token"),
+    ],
+)
+def test_a_range_without_lengths_is_refused(arguments, text):
+    assert refused(lengths_between, *arguments) == text
+
+
+def test_listed_lengths_keep_their_order_each_once():
+    assert parse_lengths("64, 65,1,64") == (64, 65, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("11,x", "'x'"),
+        ("11,,12", "'an empty part'"),
+        ("0", "'0'"),
+        ("-3", "'-3'"),
+        ("1.5", "'1.5'"),
+    ],
+)
+def test_listed_lengths_that_are_none_are_refused(text, part):
+    assert refused(parse_lengths, text) == (
+        f"--lengths {text}: {part} is no length\n"
+        "  why: lengths are whole numbers of 1 or more, separated by commas\n"
+        "  fix: for example --lengths 11,64,2560"
+    )
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_auto_is_the_gpu_where_there_is_one(monkeypatch, here):
+    monkeypatch.setattr(sweep, "has_gpu", lambda: here)
+    assert resolve_devices("auto") == ("cuda" if here else "sim:h200",)
+
+
+def test_boards_are_named_once_and_by_their_own_name(monkeypatch):
+    monkeypatch.setattr(sweep, "has_gpu", lambda: True)
+    assert resolve_devices("sim:sm_90,sim:H200, sim:l4,cuda") == ("sim:h200", "sim:l4", "cuda")
+
+
+def test_cuda_without_a_gpu_is_refused(monkeypatch):
+    monkeypatch.setattr(sweep, "has_gpu", lambda: False)
+    assert refused(resolve_devices, "cuda") == (
+        "--device cuda: there is no GPU here\n"
+        "  why: the CUDA driver library is missing or finds no device\n"
+        "  fix: use --device sim:h200, or run where there is a GPU"
+    )
+
+
+def test_an_unknown_device_and_an_unknown_board_are_refused():
+    assert refused(resolve_devices, "gpu") == (
+        "--device 'gpu' is no device\n"
+        "  why: a device is auto, cuda or sim:BOARD\n"
+        "  fix: for example --device sim:h200"
+    )
+    text = refused(resolve_devices, "sim:h20")
+    assert text.startswith("there is no simulated board 'sim:h20'\n  why: known are sim:h200, ")
+    assert text.endswith("\n  fix: use sim:h200")
+
+
+def test_the_repository_is_the_git_top_level_or_the_folder_itself(tmp_path):
+    inner = tmp_path / "a"
+    inner.mkdir()
+    assert default_repo(inner) == inner.resolve()
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    assert default_repo(inner) == tmp_path.resolve()
+
+
+def test_a_new_run_directory_is_kept_out_of_git(tmp_path):
+    run_dir = new_run_dir(tmp_path)
+    assert run_dir.parent == tmp_path / ".jitwatch"
+    assert run_dir.is_dir()
+    assert (tmp_path / ".jitwatch" / ".gitignore").read_text() == "*\n"
+
+
+def test_a_run_directory_beneath_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    run_dir = tmp_path / "file" / "run"
+    assert refused(make_run_dir, run_dir) == (
+        f"--run-dir {run_dir}: can't be written\n"
+        "  why: NotADirectoryError: Not a directory\n"
+        "  fix: give a folder of your own: --run-dir DIR"
+    )
+
+
+def test_a_run_directory_that_holds_something_is_refused_and_left(tmp_path):
+    (tmp_path / "mine").write_text("kept")
+    assert refused(make_run_dir, tmp_path) == (
+        f"--run-dir {tmp_path} is not empty\n"
+        "  why: a run never writes over another\n"
+        "  fix: give a new folder, or remove this one"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("status", "stage", "text"),
+    [
+        (0, None, []),
+        (-9, None, ["the target's process was killed by signal 9"]),
+        (3, None, ["the target's process exited with status 3 (see target.log)"]),
+        (2, "device", "the device could not be opened"),
+        (2, "import", "the target could not be imported"),
+        (2, "warmup", "the target raised in warmup"),
+        (2, "serve", "the target ended the sweep"),
+        (2, "probe", "the target ended the probe requests"),
+        (2, "close", "the target raised in close()"),
+    ],
+)
+def test_how_a_child_ended(status, stage, text):
+    failure = stage and {"stage": stage, "error": "E: x (f.py:1)"}
+    if stage:
+        text = [f"{text}: E: x (f.py:1) (traceback-{stage}.txt in the run directory)"]
+    assert sweep._how_it_ended(status, failure) == text
+
+
+def test_the_parent_imports_no_torch():
+    asked = "import sys, jitwatch.cli, jitwatch.plugin; print({'torch', 'triton'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", asked],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    assert done.stdout.strip() == "set()"
