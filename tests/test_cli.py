@@ -180,7 +180,7 @@ def test_a_clean_target_passes_outside_git_and_keeps_its_noise_to_itself(served,
     assert (report["verdict"]["outcome"], report["counts"]["launches"]) == ("pass", 3)
     assert (report["environment"]["commit"], report["environment"]["dirty"]) == (None, None)
     assert "noise" not in ran.out + ran.err
-    assert (tmp_path / "run" / "target.log").read_text() == "noise from the target\n" * 3
+    assert (tmp_path / "run" / "target.log").read_text().count("noise from the target\n") == 3
 
 
 def test_a_bare_function_is_ready_at_once_and_its_first_request_pays(served):

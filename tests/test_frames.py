@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("pandas")
 
-from jitwatch.render.frames import events_frame, requests_frame, stalls_frame  # noqa: E402
-from tests.samples import report  # noqa: E402
-from tests.test_terminal import failing  # noqa: E402
+from jitwatch.render.frames import events_frame, requests_frame, stalls_frame
+from tests.samples import report
+from tests.test_terminal import failing
 
 
 def test_a_row_for_each_request():

@@ -74,7 +74,7 @@ MAY_IMPORT = {
     "recorder": {"data"},
     "sources": {"data", "pure", "recorder"},
     "simulate": {"data", "pure", "recorder", "sources"},
-    "reader": {"data", "report", "recorder", "sources"},
+    "reader": {"data", "pure", "report", "recorder", "sources"},
     "targets": {"data", "pure", "recorder", "sources", "simulate", "reader"},
     "api": {"data", "pure", "report", "recorder", "sources", "reader"},
     "leaves": set(MODULES_OF) - {"leaves"},

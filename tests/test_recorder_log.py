@@ -102,14 +102,18 @@ def test_an_event_gone_on_with_is_one_and_what_follows_is_inside(recorder):
 
 
 def test_what_an_exception_leaves_open_is_closed_with_its_step(recorder):
-    with pytest.raises(ValueError, match="host"), recorder.step("mixed", ("len64",), 64):
-        outer = recorder.begin("compile", "triton", "k")
-        recorder.begin("load", "driver", "k")
-        raise ValueError("host")
+    def serve():
+        with recorder.step("mixed", ("len64",), 64):
+            recorder.begin("compile", "triton", "k")
+            recorder.begin("load", "driver", "k")
+            raise ValueError("host")
+
+    with pytest.raises(ValueError, match="host"):
+        serve()
     after = recorder.begin("load", "triton", "k")
     events = {event.seq: event for event in read_run(recorder.run_dir).events}
-    assert [events[seq].detail for seq in (outer, outer + 1)] == ["raised", "raised"]
-    assert all(events[seq].end_ns for seq in (outer, outer + 1))
+    assert [events[seq].detail for seq in (1, 2)] == ["raised", "raised"]
+    assert all(events[seq].end_ns for seq in (1, 2))
     assert (events[after].parent, events[after].step) == (None, None)
 
 

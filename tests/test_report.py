@@ -8,8 +8,19 @@ import pytest
 
 from jitwatch.events import Coverage, SourceState
 from jitwatch.report import Roots
-from tests.samples import ARMED, DRIVER, READY_NS, TRITON, driver_load, event, report, request, step
-from tests.samples import tuning, variant
+from tests.samples import (
+    ARMED,
+    DRIVER,
+    READY_NS,
+    TRITON,
+    driver_load,
+    event,
+    report,
+    request,
+    step,
+    tuning,
+    variant,
+)
 
 UNARMED = Coverage(
     (SourceState("driver", False, reason="no CUPTI"), TRITON), "triton", "skipped: not armed"

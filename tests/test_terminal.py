@@ -8,8 +8,18 @@ import pytest
 
 from jitwatch.events import Coverage, SourceState
 from jitwatch.render.terminal import diagnostic_lines, diagnostics, launch_site, render_text
-from tests.samples import ARMED, DRIVER, TRITON, driver_load, event, report, request, step
-from tests.samples import tuning, variant
+from tests.samples import (
+    ARMED,
+    DRIVER,
+    TRITON,
+    driver_load,
+    event,
+    report,
+    request,
+    step,
+    tuning,
+    variant,
+)
 
 SIMULATED = Coverage(
     (DRIVER, TRITON),

@@ -50,7 +50,10 @@ def test_unseen_third_party_loads_are_no_pass_where_they_are_judged():
     assert judge({**unseen, "late_compiles": 1}, [], fail_on="any").outcome == "fail"
 
 
-def reasons(coverage=ARMED, counts=CLEAN, requests=(request(64, 1),), simulated=False):
+SERVED = (request(64, 1),)
+
+
+def reasons(coverage=ARMED, counts=CLEAN, requests=SERVED, simulated=False):
     return missing_evidence(counts, coverage, requests, simulated=simulated)
 
 
