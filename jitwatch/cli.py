@@ -17,7 +17,7 @@ from typing import Any
 
 import jitwatch
 from jitwatch.errors import JitwatchError, UsageError
-from jitwatch.render.json import read_json, render_json
+from jitwatch.render.json import render_json
 from jitwatch.render.terminal import render_text
 from jitwatch.report import Report
 from jitwatch.sweep import (
@@ -29,6 +29,7 @@ from jitwatch.sweep import (
     lengths_between,
     new_run_dir,
     parse_lengths,
+    read_reports,
     resolve_devices,
     run_sweep,
     without_outputs,
@@ -92,6 +93,7 @@ def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     add("--keys-only", action="store_true", help="simulated: compile nothing, count keys")
     add("--strict-values", action="store_true", help="simulated: an unknown read-back is an error")
     add("--winners", metavar="RUN", help="simulated: autotuned choices of that run")
+    add("--simulated", type=Path, metavar="RUN", help="that run must name the same variants")
     add("--run-dir", type=Path, help="where to record (a new folder in .jitwatch)")
     add("--json", metavar="FILE", help="the report as JSON; - for stdout")
     sweep.set_defaults(run=_sweep)
@@ -120,6 +122,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
         keys_only=arguments.keys_only,
         strict_values=arguments.strict_values,
         winners=arguments.winners,
+        simulated=arguments.simulated,
         path=here,
         command=shlex.join(["jitwatch", *without_outputs(sys.argv[1:])]),
     )
@@ -172,11 +175,7 @@ def _print(reports: Sequence[Report], json_file: str | None) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    path: Path = arguments.run_dir
-    if path.is_file():
-        reports = read_json(path.read_text(errors="replace"), str(path))
-    else:
-        reports = jitwatch.load(path)
+    reports = read_reports(arguments.run_dir)
     print(
         render_json(reports)
         if arguments.format == "json"

@@ -26,6 +26,7 @@ META_OPTIONAL: dict[str, Shape] = {
     "lengths": (list, INT),
     "environment": dict,
     "fail_on": TEXT,
+    "simulated": {NULL, list},
 }
 #: What each kind of line must hold; a line that doesn't is damaged, and counted as lost.
 FIELDS: dict[str, dict[str, Shape]] = {

@@ -21,6 +21,7 @@ from jitwatch.events import (
     Variant,
     Verdict,
 )
+from jitwatch.variants import describe, read_variant
 from jitwatch.verdict import judge, missing_evidence, plural, spell_lengths
 
 #: Kinds that are counted where they are late and in the repository under test.
@@ -101,6 +102,7 @@ def build_report(
     counts = _counts(stalls, requests, warm, coverage, simulated=simulated, sees_others=seen)
     doubts = [
         *_contradictions(placed, ready_ns, coverage, facts),
+        *_unlike_simulated(placed, coverage, meta.get("simulated"), until_ns),
         *missing_evidence(counts, coverage, requests, simulated=simulated),
     ]
     not_served = [*meta.get("doubts", ()), *_unanswered(requests, meta.get("lengths", ()))]
@@ -159,6 +161,16 @@ def counted_loads(events: Iterable[Event], coverage: Coverage) -> list[Event]:
     ]
 
 
+def loaded_variants(events: Iterable[Event], coverage: Coverage) -> tuple[Variant, ...]:
+    """The in-repo variants that were loaded, each once, in the order they came."""
+    loaded = {
+        event.variant: None
+        for event in counted_loads(events, coverage)
+        if event.variant is not None and event.origin == IN_REPO
+    }
+    return tuple(loaded)
+
+
 def _stalls(
     events: Sequence[Event],
     charges: Sequence[Charge],
@@ -198,14 +210,8 @@ def _warm_variants(
     events: Iterable[Event], ready_ns: int | None, coverage: Coverage
 ) -> tuple[Variant, ...]:
     """What was loaded in the repository before ready, each variant once."""
-    loaded = {
-        event.variant: None
-        for event in counted_loads(events, coverage)
-        if event.variant is not None
-        and event.origin == IN_REPO
-        and (ready_ns is None or event.start_ns < ready_ns)
-    }
-    return tuple(loaded)
+    before = (event for event in events if ready_ns is None or event.start_ns < ready_ns)
+    return loaded_variants(before, coverage)
 
 
 def _counts(
@@ -309,6 +315,29 @@ def _contradictions(
     if coverage.load_source == "driver":
         doubts += _hook_without_module(events)
         doubts += _launched_without_load(events, facts.get("probe_kernels", ()))
+    return doubts
+
+
+def _unlike_simulated(
+    events: Sequence[Event],
+    coverage: Coverage,
+    simulated: Sequence[Mapping[str, Any]] | None,
+    until_ns: int | None,
+) -> list[str]:
+    """Where the simulated run of the same requests named other variants, one has a bug."""
+    if simulated is None:
+        return []
+    expected = {read_variant(dict(item)) for item in simulated}
+    served = (e for e in events if until_ns is None or e.start_ns < until_ns)
+    seen = set(loaded_variants(served, coverage))
+    doubts = []
+    for where, names in (("here", seen - expected), ("simulated", expected - seen)):
+        if names:
+            first = min(describe(variant) for variant in names)
+            doubts.append(
+                f"{plural(len(names), 'variant')} only {where}, first {first}: the simulated "
+                f"device and this one disagree, so one of them has a bug"
+            )
     return doubts
 
 

@@ -12,8 +12,9 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ from typing import Any
 import jitwatch
 from jitwatch.errors import UsageError
 from jitwatch.log import read_report, write_meta
-from jitwatch.report import Report
+from jitwatch.render.json import read_json
+from jitwatch.report import Report, loaded_variants
 from jitwatch.simulate.boards import get_board
 from jitwatch.sources.driver import collect_killed
 from jitwatch.targets.worker import Job
+from jitwatch.verdict import spell_lengths
 
 #: What is swept where nothing else is asked for: the lengths of the story.
 MIN_LENGTH, MAX_LENGTH = 11, 2560
@@ -49,6 +52,7 @@ class SweepOptions:
     keys_only: bool = False
     strict_values: bool = False
     winners: str | None = None
+    simulated: Path | None = None
     path: Path = Path(".")
     command: str = ""
 
@@ -179,6 +183,7 @@ def run_sweep(options: SweepOptions, progress: Progress | None = None) -> list[R
     Raises:
         UsageError: the target can't be found or used, a package is unknown.
     """
+    simulated = simulated_variants(options)
     make_run_dir(options.run_dir)
     reports = []
     for device in options.devices:
@@ -186,14 +191,58 @@ def run_sweep(options: SweepOptions, progress: Progress | None = None) -> list[R
         if len(options.devices) > 1:
             run_dir = options.run_dir / device.replace(":", "-")
             run_dir.mkdir()
-        write_meta(run_dir, _meta(options, device))
-        _run_child(options, device, run_dir, progress or (lambda *_: None))
+        meta = {**_meta(options, device), "simulated": simulated}
+        write_meta(run_dir, meta)
+        started = time.monotonic()
+        doubts = _run_child(options, device, run_dir, progress or (lambda *_: None))
+        meta["environment"]["wall_seconds"] = round(time.monotonic() - started, 1)
+        write_meta(run_dir, {**meta, "doubts": doubts})
         reports.append(read_report(run_dir))
     return reports
 
 
-def _run_child(options: SweepOptions, device: str, run_dir: Path, progress: Progress) -> None:
-    """Run one child to its end; how it ended goes into the run directory's meta data."""
+def simulated_variants(options: SweepOptions) -> list[dict[str, Any]] | None:
+    """The in-repo variants of the simulated run that `options.simulated` names, as plain data.
+
+    Raises:
+        UsageError: that run is of other lengths, or of a real device.
+        RunFileError: it can't be read.
+    """
+    if options.simulated is None:
+        return None
+    name = f"--simulated {options.simulated}"
+    (report, *more) = read_reports(options.simulated)
+    there = sorted(row.request.prompt_tokens for row in report.requests)
+    here = sorted(options.lengths)
+    if more or not report.device.startswith("sim:"):
+        raise UsageError(
+            f"{name}: not the run of one simulated device",
+            f"it holds {len(more) + 1} runs, the first on {report.device}",
+            "make it with --device sim:BOARD, for the board of this GPU",
+        )
+    if there != here:
+        raise UsageError(
+            f"{name}: it served other lengths",
+            f"{spell_lengths(there)} there, {spell_lengths(here)} here",
+            "sweep both over the same lengths",
+        )
+    return [asdict(variant) for variant in loaded_variants(report.events, report.coverage)]
+
+
+def read_reports(path: Path) -> list[Report]:
+    """The reports of a run directory, or of the JSON that a sweep wrote of one.
+
+    Raises:
+        RunFileError: it is neither.
+    """
+    if path.is_file():
+        return read_json(path.read_text(errors="replace"), str(path))
+    return jitwatch.load(path)
+
+
+def _run_child(options: SweepOptions, device: str, run_dir: Path, progress: Progress) -> list[str]:
+    """Run one child to its end; returns the doubts that the way it ended leaves."""
+    progress(device, 0, len(options.lengths))
     job = Job(
         run_dir=str(run_dir.resolve()),
         target=options.target,
@@ -234,8 +283,7 @@ def _run_child(options: SweepOptions, device: str, run_dir: Path, progress: Prog
         collect_killed(run_dir)
     if failure is not None and failure["usage"]:
         raise UsageError(failure["error"])
-    doubts = _how_it_ended(status, failure)
-    write_meta(run_dir, {**_meta(options, device), "doubts": doubts})
+    return _how_it_ended(status, failure)
 
 
 def _follow(reader: int, device: str, total: int, progress: Progress) -> dict[str, Any] | None:
@@ -244,9 +292,7 @@ def _follow(reader: int, device: str, total: int, progress: Progress) -> dict[st
     with os.fdopen(reader) as channel:
         for line in channel:
             message = json.loads(line)
-            if message["m"] == "ready":
-                progress(device, 0, total)
-            elif message["m"] == "served":
+            if message["m"] == "served":
                 progress(device, message["number"], total)
             elif message["m"] == "failed":
                 failure = message

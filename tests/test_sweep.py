@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from jitwatch import sweep
 from jitwatch.errors import UsageError
+from jitwatch.render.json import render_json
 from jitwatch.sweep import (
+    SweepOptions,
     default_repo,
     lengths_between,
     make_run_dir,
     new_run_dir,
     parse_lengths,
     resolve_devices,
+    run_sweep,
 )
+
+ROOT = Path(__file__).parent.parent
 
 
 def refused(function, *arguments):
@@ -168,3 +175,51 @@ def test_the_parent_imports_no_torch():
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
     assert done.stdout.strip() == "set()"
+
+
+@pytest.fixture(scope="module")
+def simulated_run(tmp_path_factory):
+    """A keys-only run of a control at 64 and 65 tokens, as a directory and as JSON."""
+    folder = tmp_path_factory.mktemp("simulated")
+    options = SweepOptions(
+        target="tests.controls.integer_class:Faulty",
+        devices=("sim:h200",),
+        lengths=(64, 65),
+        run_dir=folder / "run",
+        repo=ROOT,
+        keys_only=True,
+        path=ROOT,
+    )
+    reports = run_sweep(options)
+    (folder / "run.json").write_text(render_json(reports))
+    return options
+
+
+def test_the_same_variants_as_the_simulated_run_leave_no_doubt(simulated_run, tmp_path):
+    for number, source in enumerate([simulated_run.run_dir, f"{simulated_run.run_dir}.json"]):
+        again = replace(simulated_run, run_dir=tmp_path / str(number), simulated=Path(source))
+        (report,) = run_sweep(again)
+        assert report.doubts == ()
+
+
+def test_other_variants_than_the_simulated_run_are_a_doubt(simulated_run, tmp_path):
+    other = replace(
+        simulated_run,
+        devices=("sim:a100",),
+        run_dir=tmp_path / "run",
+        simulated=simulated_run.run_dir,
+    )
+    (report,) = run_sweep(other)
+    assert [doubt.split(",")[0] for doubt in report.doubts] == [
+        "2 variants only here",
+        "2 variants only simulated",
+    ]
+
+
+def test_a_simulated_run_of_other_lengths_is_refused(simulated_run, tmp_path):
+    other = replace(
+        simulated_run, lengths=(64,), run_dir=tmp_path / "run", simulated=simulated_run.run_dir
+    )
+    with pytest.raises(UsageError, match=r"it served other lengths\n  why: 64..65 there, 64 here"):
+        run_sweep(other)
+    assert not other.run_dir.exists()
