@@ -5,7 +5,9 @@
 #
 # Steps: doctor tests controls fla counts overhead freetoken-0.1.2 freetoken-0.1.3.
 # WHEELS, where it is given, is a folder with base/, ftdeps/, ft-0.1.2/ and ft-0.1.3/ of wheels to
-# use without a package registry. QUICK=1 makes a first try of each step.
+# use without a package registry. QUICK=1 makes a first try of each step. SIMULATED is the JSON of a
+# simulated dense run of the fla example, to compare with. A copy without history says in
+# JITWATCH_COMMIT what it is a copy of.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -67,7 +69,12 @@ for name in "$@"; do
         ;;
     fla)
         fla=(--target examples.fla.target:Target --package fla)
-        [ -n "${QUICK:-}" ] && fla+=(--lengths "$LENGTHS") || fla+=(--min 11 --max 2560)
+        if [ -n "${QUICK:-}" ]; then
+            fla+=(--lengths "$LENGTHS")
+        else
+            fla+=(--min 11 --max 2560)
+            [ -n "${SIMULATED:-}" ] && fla+=(--simulated "$SIMULATED")
+        fi
         sweep fla 280 "${fla[@]}"
         ;;
     counts) step counts 200 "$PY" benchmarks/compare_counts.py ${QUICK:+--quick} --out "$OUT/counts.json" ;;
