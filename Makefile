@@ -12,7 +12,8 @@ BASE_PYTHON ?= python3
 DEVICE ?= auto
 TARGET ?= examples.fla.target:Target
 SWEEP_ARGS ?=
-PYTEST_ARGS ?=
+# Sweeps are processes of their own: two test files at a time fill two cores.
+PYTEST_ARGS ?= $(if $(SETUP),-n 2 --dist loadfile)
 
 VENV := .venv
 STAMP := $(VENV)/.set-up

@@ -51,3 +51,12 @@ def test_the_h200_loaded_the_same_variants(report):
     assert ours["stalls"] == theirs["stalls"]
     guilty = [length for length, loads, _ in theirs["requests"] if loads]
     assert guilty == [2049]
+
+
+@pytest.mark.parametrize("version", ["0.1.2", "0.1.3"])
+def test_freetoken_loads_the_same_variants_on_both_devices(version):
+    folder = ROOT / "sweeps" / "results" / f"freetoken-{version}"
+    (real,) = read_json(sorted(folder.glob("h200-*.json"))[-1].read_text())
+    (simulated,) = read_json(sorted(folder.glob("sim-h200-*.json"))[-1].read_text())
+    assert summarize(simulated)["stalls"] == summarize(real)["stalls"]
+    assert {str(v) for v in variants(simulated)} == {str(v) for v in variants(real)}
