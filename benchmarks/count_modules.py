@@ -70,7 +70,9 @@ def main() -> None:
     runpy.run_path(str(options.script), run_name="__main__")
     torch.cuda.synchronize()
     check("cuptiUnsubscribe", cupti.cuptiUnsubscribe(subscriber))
-    publish({"modules": modules, "script": options.script.name, "cupti": Path(path).name}, options.out)
+    publish(
+        {"modules": modules, "script": options.script.name, "cupti": Path(path).name}, options.out
+    )
 
 
 if __name__ == "__main__":

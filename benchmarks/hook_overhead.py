@@ -1,4 +1,4 @@
-"""What the armed driver hook costs: a bare Triton launch, a matmul, one recorded module load.
+"""What the armed hooks cost, the driver's and Triton's: a launch, a matmul, one module load.
 
 `python benchmarks/hook_overhead.py [--quick] [--pairs N] [--out FILE]`. Times rounds without and
 with the hook in alternating pairs, whose order alternates too. In one process, by arming and
@@ -30,7 +30,9 @@ from output import give_up, last_object, publish
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # not installed: the checkout's
 
 from jitwatch.errors import DriverUnavailable
+from jitwatch.recorder import Recorder
 from jitwatch.sources.driver import DriverHook
+from jitwatch.sources.triton import TritonSource
 
 CHILD_TIMEOUT_S = 240
 
@@ -94,9 +96,15 @@ def time_round(works: dict[str, Work]) -> Round:
 def armed() -> Iterator[None]:
     with tempfile.TemporaryDirectory() as run:
         hook = DriverHook.arm(Path(run))
+        recorder = Recorder(Path(run))
+        source = TritonSource(recorder, hook.set_explained)
+        if not source.arm().armed:
+            give_up("Triton's hooks can't be armed")
         try:
             yield
         finally:
+            source.disarm()
+            recorder.close()
             hook.disarm()
         counts = hook.counts()
     if counts.drops:

@@ -65,7 +65,8 @@ def new_constexpr(event: Event, diff: Sequence[DiffRow]) -> Cause:
         "JW103",
         "new constexpr value",
         f"{_names(diff)} is a tl.constexpr: each value is a binary of its own",
-        "make it a runtime int with do_not_specialize, or bucket its values and warm each",
+        "if no shape in the kernel needs it (tl.arange does), make it a runtime int with "
+        "do_not_specialize; else bucket its values and warm each",
     )
 
 

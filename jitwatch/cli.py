@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_sweep(commands.add_parser("sweep", help="serve every length, judge each request"))
     report = commands.add_parser("report", help="show a run's report again")
     report.add_argument("run_dir", type=Path, metavar="RUN", help="a run directory, or its JSON")
-    report.add_argument("--format", choices=("text", "json"), default="text")
+    report.add_argument("--format", choices=("text", "json"), default="text", help="%(default)s")
     report.set_defaults(run=_report)
     doctor = commands.add_parser("doctor", help="what can be seen here, what can't; self-test")
     doctor.add_argument("--json", action="store_true", help="as JSON on stdout")
@@ -89,13 +89,18 @@ def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     add("--warmup-lengths", metavar="N,N,…", help="lengths to serve before ready")
     add("--repo", type=Path, help="the repository under test (the git top level here)")
     add("--package", action="append", default=[], help="a package under test; may be repeated")
-    add("--fail-on", choices=("in-repo", "any"), default="in-repo")
+    add(
+        "--fail-on",
+        choices=("in-repo", "any"),
+        default="in-repo",
+        help="any: third parties' loads fail it too; needs a GPU (%(default)s)",
+    )
     add("--keys-only", action="store_true", help="simulated: compile nothing, count keys")
     add("--strict-values", action="store_true", help="simulated: an unknown read-back is an error")
     add("--winners", metavar="RUN", help="simulated: autotuned choices of that run")
     add("--simulated", type=Path, metavar="RUN", help="that run must name the same variants")
     add("--run-dir", type=Path, help="where to record (a new folder in .jitwatch)")
-    add("--json", metavar="FILE", help="the report as JSON; - for stdout")
+    add("--json", metavar="FILE", help="the report as JSON; - for stdout, the text on stderr then")
     sweep.set_defaults(run=_sweep)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from jitwatch.errors import JitwatchError, UsageError
-from jitwatch.render.terminal import diagnostic_lines, diagnostics, first_line
+from jitwatch.render.terminal import coverage_lines, diagnostic_lines, diagnostics, first_line
 from jitwatch.report import Report, RequestRow
 from jitwatch.sweep import (
     MAX_LENGTH,
@@ -24,6 +24,7 @@ from jitwatch.sweep import (
     SweepOptions,
     default_repo,
     lengths_between,
+    new_run_dir,
     parse_lengths,
     resolve_devices,
     run_sweep,
@@ -89,9 +90,9 @@ def pytest_terminal_summary(
     if sweep is not None and sweep.report is not None:
         terminalreporter.section("jitwatch")
         terminalreporter.write_line(first_line(sweep.report))
-        for state in sweep.report.coverage.sources:
-            said = f"armed, {state.version}" if state.armed else f"not armed: {state.reason}"
-            terminalreporter.write_line(f"{state.name}: {said}")
+        for line in coverage_lines(sweep.report):
+            terminalreporter.write_line(line)
+        terminalreporter.write_line(f"run directory: {sweep.run_dir}")
 
 
 class Sweep:
@@ -125,6 +126,7 @@ class Sweep:
         self.target = str(target)
         self.devices = devices
         self.report: Report | None = None
+        self.run_dir: Path | None = None
         self.failure: str | None = None
 
     def row(self, session: pytest.Session, length: int) -> tuple[Report, RequestRow]:
@@ -147,11 +149,15 @@ class Sweep:
 
     def _run(self, lengths: tuple[int, ...]) -> None:
         root = self.config.rootpath
+        try:
+            self.run_dir = new_run_dir(root)
+        except UsageError:  # a read-only checkout
+            self.run_dir = Path(tempfile.mkdtemp(prefix="jitwatch-"))
         options = SweepOptions(
             target=self.target,
             devices=self.devices,
             lengths=lengths,
-            run_dir=Path(tempfile.mkdtemp(prefix="jitwatch-")),
+            run_dir=self.run_dir,
             repo=default_repo(root),
             packages=tuple(self.config.getoption("jitwatch_package")),
             keys_only=self.config.getoption("jitwatch_keys_only"),

@@ -35,14 +35,18 @@ COUNTED_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """One swept request and what it paid; `launches` is None where nothing counted them."""
+    """One swept request and what it paid.
+
+    `launches` is None where nothing counted them, `stall_ms` on a simulated device: what
+    this machine took to compile says nothing of what a GPU would.
+    """
 
     request: Request
     phases: Mapping[str, int]
     in_repo_loads: int
     other_loads: int | None
     compiles: int
-    stall_ms: float
+    stall_ms: float | None
 
     @property
     def serve_ms(self) -> float | None:
@@ -95,7 +99,7 @@ def build_report(
     until_ns = facts.get("served_until_ns")
     placed = attribution.place(attribution.explain(events), roots.repo, facts.get("packages", {}))
     charges = attribution.charge(placed, steps, ready_ns, until_ns)
-    stalls = _stalls(placed, charges, ready_ns, coverage)
+    stalls = _stalls(placed, charges, ready_ns, coverage, simulated=simulated)
     warm = _warm_variants(placed, ready_ns, coverage)
     # Only the driver sees what third parties load and launch; the simulated one sees Triton's.
     seen = not simulated and coverage.load_source == "driver"
@@ -105,6 +109,8 @@ def build_report(
         *_unlike_simulated(placed, coverage, meta.get("simulated"), until_ns),
         *missing_evidence(counts, coverage, requests, simulated=simulated),
     ]
+    if not doubts and not (seen and meta.get("fail_on") == "any"):
+        doubts += _nothing_under_test(placed, coverage)
     not_served = [*meta.get("doubts", ()), *_unanswered(requests, meta.get("lengths", ()))]
     fail_on = str(meta.get("fail_on", "in-repo"))
     return Report(
@@ -114,7 +120,7 @@ def build_report(
         verdict=judge(counts, [*not_served, *doubts], fail_on=fail_on),
         doubts=tuple(doubts),
         counts=counts,
-        requests=_rows(requests, steps, stalls, sees_others=seen),
+        requests=_rows(requests, steps, stalls, simulated=simulated, sees_others=seen),
         stalls=tuple(replace(stall, event=roots.relative(stall.event)) for stall in stalls),
         events=tuple(roots.relative(event) for event in placed),
         steps=tuple(steps),
@@ -137,12 +143,12 @@ class Roots:
 
     def short(self, text: str) -> str:
         """`text` with its leading path made relative; elsewhere only the last two parts stay."""
-        for prefix in self._prefixes:
-            if text.startswith(prefix):
-                return text[len(prefix) :]
         match = re.match(r".*/(?:site|dist)-packages/(.*)$", text)
         if match:
             return match.group(1)
+        for prefix in self._prefixes:
+            if text.startswith(prefix):
+                return text[len(prefix) :]
         return "/".join(text.split("/")[-2:]) if text.startswith("/") else text
 
     def relative(self, event: Event) -> Event:
@@ -176,6 +182,8 @@ def _stalls(
     charges: Sequence[Charge],
     ready_ns: int | None,
     coverage: Coverage,
+    *,
+    simulated: bool,
 ) -> list[Stall]:
     if ready_ns is None:
         return []
@@ -190,7 +198,7 @@ def _stalls(
             Stall(
                 event=event,
                 requests=charge.requests,
-                stall_ms=_stall_ms(event),
+                stall_ms=None if simulated else _stall_ms(event),
                 cause=diagnosed.cause,
                 diff=diagnosed.diff,
                 inferred=charge.inferred,
@@ -243,6 +251,7 @@ def _rows(
     steps: Sequence[Step],
     stalls: Sequence[Stall],
     *,
+    simulated: bool,
     sees_others: bool,
 ) -> tuple[RequestRow, ...]:
     paid: dict[str, list[Stall]] = {}
@@ -259,6 +268,7 @@ def _rows(
             request,
             phases.get(request.id, {}),
             paid.get(request.id, []),
+            simulated=simulated,
             sees_others=sees_others,
         )
         for request in requests
@@ -266,7 +276,12 @@ def _rows(
 
 
 def _row(
-    request: Request, phases: Mapping[str, int], stalls: Sequence[Stall], *, sees_others: bool
+    request: Request,
+    phases: Mapping[str, int],
+    stalls: Sequence[Stall],
+    *,
+    simulated: bool,
+    sees_others: bool,
 ) -> RequestRow:
     loads = [stall for stall in stalls if stall.event.kind == "load"]
     in_repo = sum(stall.event.origin == IN_REPO for stall in loads)
@@ -280,7 +295,7 @@ def _row(
         in_repo_loads=in_repo,
         other_loads=len(loads) - in_repo if sees_others else None,
         compiles=sum(s.event.kind == "compile" and s.event.origin == IN_REPO for s in stalls),
-        stall_ms=round(attribution.union_ms(spans), 3),
+        stall_ms=None if simulated else round(attribution.union_ms(spans), 3),
     )
 
 
@@ -316,6 +331,26 @@ def _contradictions(
         doubts += _hook_without_module(events)
         doubts += _launched_without_load(events, facts.get("probe_kernels", ()))
     return doubts
+
+
+def _nothing_under_test(events: Sequence[Event], coverage: Coverage) -> list[str]:
+    """Kernels ran, and none of them is of the repository or a package under test."""
+    if loaded_variants(events, coverage):
+        return []
+    owners: dict[str, str] = {}
+    for event in counted_loads(events, coverage):
+        if event.variant is not None and event.file is not None:
+            owners.setdefault(event.origin, event.file)
+    if not owners:
+        return ["no kernel under test was seen: nothing that was launched is a Triton kernel"]
+    mends = [
+        f"--repo with the folder above {file}" if owner == "other" else f"--package {owner}"
+        for owner, file in owners.items()
+    ]
+    return [
+        f"no kernel under test was seen: what ran is from {', '.join(owners)} "
+        f"(to judge it: {'; '.join(mends)})"
+    ]
 
 
 def _unlike_simulated(

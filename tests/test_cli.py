@@ -359,7 +359,7 @@ def test_an_unknown_package_is_bad_usage(served):
     assert ran.error == (
         "jitwatch: --package no-such-package: no such package\n"
         "  why: it can't be imported from here\n"
-        "  fix: give the name that is imported (fla, not fla-core), or install it"
+        "  fix: give the name that is imported (fla for fla-core), or install it"
     )
 
 

@@ -167,8 +167,30 @@ def test_a_hooks_load_that_the_driver_never_saw_is_a_doubt():
     assert made.verdict.reasons == (
         "the driver hook missed 1 load(s) that a compiler's hook reported, first scale_kernel",
     )
-    raised = replace(WARM[0], detail="raised")
-    assert report([raised]).verdict.outcome == "pass"
+    raised = event(9, "load", -30, 1, detail="raised")
+    assert report([raised, *WARM]).verdict.outcome == "pass"
+
+
+def test_a_run_that_saw_no_kernel_under_test_is_no_pass():
+    alien = event(1, "load", -1, file="/opt/site-packages/liger_kernel/ops.py")
+    seen = replace(ARMED, load_source="triton", sources=(TRITON,))
+    named = report([alien], coverage=seen, device="sim:h200")
+    assert named.verdict.outcome == "inconclusive"
+    assert named.verdict.reasons == (
+        "no kernel under test was seen: what ran is from liger_kernel (to judge it: "
+        "--package liger_kernel)",
+    )
+    nothing = report([], device="sim:h200")
+    assert nothing.verdict.reasons == (
+        "no kernel under test was seen: nothing that was launched is a Triton kernel",
+    )
+
+
+def test_a_simulated_run_times_nothing():
+    late = event(2, "load", 11, step=64, source="driver")
+    made = report([late], device="sim:h200")
+    assert [stall.stall_ms for stall in made.stalls] == [None]
+    assert [row.stall_ms for row in made.requests] == [None, None]
 
 
 def test_a_probe_that_launched_what_was_never_loaded_is_a_doubt():

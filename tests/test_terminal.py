@@ -42,8 +42,8 @@ JW103 new constexpr value: scale_kernel, BLOCK: now 512, before 256
   prompt_tokens 65: 1 compile, 1 load; 4.0 ms
   at   kernels.py:3, launched from target.py:31 forward
   why  BLOCK is a tl.constexpr: each value is a binary of its own
-  fix  make it a runtime int with do_not_specialize, or bucket its values and
-       warm each
+  fix  if no shape in the kernel needs it (tl.arange does), make it a runtime
+       int with do_not_specialize; else bucket its values and warm each
 
 JW105 kernel redefined: scale_kernel, definition: now a new @triton.jit object,
     before the one loaded before
@@ -57,8 +57,9 @@ and other threads that submit meanwhile wait with it. Its stall includes both.
 
 Third-party, listed and not judged (--package NAME judges a package's kernels,
     --fail-on any all loads):
-  cublas: prompt_tokens 64..65: 2 loads; 1.5 ms; JW205 library loaded per shape
-  unknown: no request: 1 load; 1.0 ms; JW901 unexplained
+  cublas: prompt_tokens 64..65: 2 loads; 1.5 ms; JW205 library loaded per shape:
+    nvjet_a, nvjet_b
+  unknown: no request: 1 load; 1.0 ms; JW901 unexplained: who_knows
 
 Coverage
   driver   armed, CUPTI 13; loads are counted here
@@ -79,7 +80,7 @@ Coverage
            an extra: pip install 'jitwatch[torch]'
   self-test skipped; 0 records lost
   blind: simulated: third-party libraries' loads are unseen
-  assumed 0: target.py:9 int(x)
+  assumed: target.py:9 int(x)
 """
 
 
@@ -133,8 +134,9 @@ def test_an_inconclusive_report():
 
 
 def test_a_passing_report_is_two_parts():
-    text = render_text(report([], coverage=SIMULATED, device="sim:h200"))
-    assert text.startswith("PASS: 2 requests on sim:h200, 0 variants warm at ready\n\nCoverage\n")
+    warm = event(1, "load", -1, source="driver")
+    text = render_text(report([warm], coverage=SIMULATED, device="sim:h200"))
+    assert text.startswith("PASS: 2 requests on sim:h200, 1 variant warm at ready\n\nCoverage\n")
 
 
 @pytest.mark.parametrize("made", [failing, inconclusive])
@@ -164,8 +166,9 @@ def test_every_value_of_a_constexpr_is_told_once():
     )
     (item,) = diagnostics(made)
     assert diagnostic_lines(item)[:2] == [
-        "JW103 new constexpr value: scale_kernel, T: now 11, before not passed",
-        "  prompt_tokens 11..12, 14: 3 loads; 3.0 ms",
+        "JW103 new constexpr value: scale_kernel, T: now 11, before not passed "
+        "(and 2 other values)",
+        "  prompt_tokens 11..12, 14: 3 loads",
     ]
 
 
@@ -175,7 +178,7 @@ def test_what_is_inside_an_autotune_is_not_added_to_it():
         event(3, "load", 12, 1, parent=2, step=64),
         event(4, "load", 14, 1, parent=2, variant=variant("i32"), step=64),
     ]
-    made = report(late, coverage=replace(SIMULATED, load_source="triton"), device="sim:h200")
+    made = report(late, coverage=replace(SIMULATED, load_source="triton"))
     (item,) = diagnostics(made)
     paid = "  prompt_tokens 64: 1 autotune, 2 loads; 5.0 ms"
     assert diagnostic_lines(item)[:2] == ["JW101 cold kernel: scale_kernel", paid]
@@ -193,7 +196,7 @@ def test_a_packages_kernels_are_listed_on_a_simulated_device_too():
     text = render_text(report([late], coverage=coverage, device="sim:h200"))
     assert text.split("\n\n")[1] == (
         "Third-party, listed and not judged (--package NAME judges a package's kernels):\n"
-        "  fla: prompt_tokens 64: 1 load; 1.0 ms; JW101 cold kernel"
+        "  fla: prompt_tokens 64: 1 load; JW101 cold kernel: scale_kernel"
     )
 
 

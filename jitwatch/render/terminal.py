@@ -30,8 +30,9 @@ SUBSCRIPT = "triton/runtime/jit.py"
 MACHINERY = ("triton/", "jitwatch/", "torch/", "<")
 BARRIER = (
     "A late load is also a barrier: it waits until all GPU work in flight is done, and "
-    "other threads that submit meanwhile wait with it. Its stall includes both."
+    "other threads that submit meanwhile wait with it."
 )
+TIMED = " Its stall includes both."
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Diagnostic:
 
     stalls: tuple[Stall, ...]
     lengths: tuple[int, ...]
+    timed: bool = True
 
     @property
     def first(self) -> Stall:
@@ -56,11 +58,16 @@ def render_text(report: Report) -> str:
     for item in ours:
         lines += ["", *diagnostic_lines(item)]
     if ours:
-        lines += ["", _wrapped(BARRIER, "")]
+        lines += ["", _wrapped(BARRIER if is_simulated(report) else BARRIER + TIMED, "")]
     lines += _others(report, [item for item in found if item not in ours])
-    lines += ["", *_coverage(report)]
+    lines += ["", *coverage_lines(report)]
     fitted = (_wrapped(line, "    ") for text in lines for line in text.split("\n"))
     return "\n".join(fitted) + "\n"
+
+
+def is_simulated(report: Report) -> bool:
+    """Whether nothing ran: then nothing is timed either."""
+    return report.device.startswith("sim:")
 
 
 def first_line(report: Report) -> str:
@@ -94,6 +101,7 @@ def diagnostics(report: Report, only: str | None = None) -> list[Diagnostic]:
         Diagnostic(
             tuple(stalls),
             tuple(sorted({lengths[r] for s in stalls for r in s.requests if r in lengths})),
+            timed=not is_simulated(report),
         )
         for stalls in groups.values()
     ]
@@ -106,6 +114,9 @@ def diagnostic_lines(item: Diagnostic) -> list[str]:
     if stall.diff:
         row = stall.diff[0]
         head += f", {row.argument}: now {row.now}, before {row.before}"
+        values = {other.diff[0].now for other in item.stalls}
+        if len(values) > 1:
+            head += f" (and {plural(len(values) - 1, 'other value')})"
     lines = [head]
     lines += [f"  {row.argument}: now {row.now}, before {row.before}" for row in stall.diff[1:]]
     lines.append(_wrapped(f"  {_paid(item)}", "    "))
@@ -131,6 +142,8 @@ def _paid(item: Diagnostic) -> str:
     guessed = (
         ", step inferred" if any(stall.inferred and stall.requests for stall in item.stalls) else ""
     )
+    if not item.timed:
+        return f"{where}: {counts}{guessed}"
     unseen = sum(stall.stall_ms is None for stall in item.stalls)
     took = "time unseen, inside launches" if unseen == len(item.stalls) else f"{spent:,.1f} ms"
     if 0 < unseen < len(item.stalls):
@@ -162,17 +175,23 @@ def _others(report: Report, found: Sequence[Diagnostic]) -> list[str]:
         judged += ", --fail-on any all loads"
     lines = ["", f"Third-party, listed and not judged ({judged}):"]
     for item in found:
-        stall = item.first
-        lines.append(
-            _wrapped(
-                f"  {stall.event.origin}: {_paid(item)}; {stall.cause.code} {stall.cause.name}",
-                "    ",
-            )
-        )
+        event, cause = item.first.event, item.first.cause
+        kernels = dict.fromkeys(_shortened(stall.event.kernel) for stall in item.stalls)
+        named = ", ".join([*kernels][:2]) + (", …" if len(kernels) > 2 else "")
+        where = f" ({event.file})" if event.origin == "other" else ""
+        text = f"  {event.origin}{where}: {_paid(item)}; {cause.code} {cause.name}: {named}"
+        lines.append(_wrapped(text, "    "))
     return lines
 
 
-def _coverage(report: Report) -> list[str]:
+def _shortened(kernel: str) -> str:
+    """A symbol name of a library, which may run to hundreds of characters."""
+    first = kernel.split(",")[0]
+    return first if len(first) <= 48 else f"{first[:45]}..."
+
+
+def coverage_lines(report: Report) -> list[str]:
+    """What was watching, its self-test, and what it could not see."""
     coverage = report.coverage
     lines = ["Coverage"]
     for state in coverage.sources:
@@ -184,10 +203,24 @@ def _coverage(report: Report) -> list[str]:
         launches = plural(coverage.probe_launches or 0, "launch").replace("launchs", "launches")
         lines.append(f"  {plural(coverage.probes, 'probe')} after the sweep: {launches}")
     lines += [_wrapped(f"  blind: {text}", "         ") for text in coverage.blind_spots]
-    lines += [_wrapped(f"  assumed 0: {text}", "    ") for text in coverage.assumed]
+    lines += [_wrapped(f"  assumed: {text}", "    ") for text in _assumed(coverage.assumed)]
     for reason, number in coverage.missing_stacks.items():
         lines.append(f"  {plural(number, 'stack')} missing: {reason}")
     return lines
+
+
+def _assumed(lines: Sequence[str]) -> list[str]:
+    """Each assumption once, with the first line that made it and how many more did."""
+    places: dict[str, list[str]] = {}
+    for line in lines:
+        place, found, what = line.partition(": ")
+        places.setdefault(what if found else line, []).append(place if found else "")
+    return [
+        f"{what} ({found[0]}{f' and {len(found) - 1} more' if len(found) > 1 else ''})"
+        if found[0]
+        else what
+        for what, found in places.items()
+    ]
 
 
 def _wrapped(text: str, indent: str) -> str:

@@ -7,9 +7,10 @@ of judging; what a variant is made of is in `triton_variant.py`.
 Hooks used, and why these: `JITFunction._do_compile` (called on a key miss only)
 gives the begin of a compile and the options as the call passed them;
 `knobs.compilation.listener` tells a compile from a disk hit;
-`kernel_load_start_hook`/`_end_hook` frame a load, and `CompiledKernel._init_handles`
-around them ends one that raises; `triton.runtime.build._build`
-is gcc at work; `Autotuner._bench` runs once per candidate. `jit_cache_hook` and
+`kernel_load_start_hook`/`_end_hook` frame a load, and a compiled kernel's first
+`_init_handles` around them ends one that raises (later calls of it stand on the
+launch path of Triton 3.6 and are left alone); `triton.runtime.build._build` is gcc
+at work; `Autotuner._bench` runs once per candidate. `jit_cache_hook` and
 `jit_post_compile_hook` are never used: on 3.6 any hook there serialises the
 constants, and a kernel with a function as constexpr then raises TypeError.
 """
@@ -113,11 +114,9 @@ class TritonSource:
         ]
 
     def _arm_methods(self) -> None:
-        from triton.compiler import CompiledKernel
         from triton.runtime import autotuner, build, jit
 
         self._wrap(jit.JITFunction, "_do_compile", self._do_compile)
-        self._wrap(CompiledKernel, "_init_handles", self._init_handles)
         self._wrap(build, "_build", self._build)
         self._wrap(autotuner.Autotuner, "_bench", self._bench)
 
@@ -163,6 +162,7 @@ class TritonSource:
             self.listener_displaced |= seen is None
             self._end(seq, kind=seen)
             self._guard(self._infos.__setitem__, kernel, info)
+            self._guard(self._watch_first_load, kernel)
         return kernel
 
     def _compiled(self, *, src: Any, metadata: Any, times: Any, cache_hit: bool, **_: Any) -> None:
@@ -199,7 +199,7 @@ class TritonSource:
         info = info or self._infos_by_hash.get(digest)
         if info is None:
             info = KernelInfo(name, None, None, None)
-        nbytes = len(kernel.kernel) if hasattr(getattr(kernel, "kernel", None), "__len__") else 0
+        nbytes = len(vars(kernel).get("kernel") or b"") if kernel is not None else 0
         self.explain(True)
         self._local.load = self._begin("load", info, frame, nbytes=nbytes)
 
@@ -210,16 +210,23 @@ class TritonSource:
             self._local.load = None
             self._end(seq)
 
-    def _init_handles(self, original: Callable[..., Any], kernel: Any, *args: Any) -> Any:
-        try:
-            return original(kernel, *args)
-        except BaseException:
-            seq = getattr(self._local, "load", None)
-            if seq is not None:
-                self._local.load = None
-                self.explain(False)
-                self._end(seq, detail="raised")
-            raise
+    def _watch_first_load(self, kernel: Any) -> None:
+        """Put a wrapper on this kernel alone that goes away when it is first called."""
+        original = kernel._init_handles
+
+        def once(*args: Any) -> Any:
+            vars(kernel).pop("_init_handles", None)
+            try:
+                return original(*args)
+            except BaseException:
+                seq = getattr(self._local, "load", None)
+                if seq is not None:
+                    self._local.load = None
+                    self.explain(False)
+                    self._end(seq, detail="raised")
+                raise
+
+        kernel._init_handles = once
 
     # -- launcher builds, autotuning ------------------------------------------------
 

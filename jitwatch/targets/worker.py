@@ -108,7 +108,7 @@ class Worker:
                 raise UsageError(
                     f"--package {name}: no such package",
                     "it can't be imported from here",
-                    "give the name that is imported (fla, not fla-core), or install it",
+                    "give the name that is imported (fla for fla-core), or install it",
                 )
             places = spec.submodule_search_locations or [str(Path(spec.origin or "").parent)]
             folders[name] = [os.path.abspath(place) for place in places]

@@ -20,6 +20,10 @@ needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C comp
 
 @needs_cc
 def test_no_compiler_is_an_error_with_its_mend(tmp_path, monkeypatch):
+    bare = tmp_path / "package" / "driver.c"  # without the object that an install leaves beside it
+    bare.parent.mkdir()
+    shutil.copy(driver_library.SOURCE, bare)
+    monkeypatch.setattr(driver_library, "SOURCE", bare)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", "no-such-compiler --flag")
     with pytest.raises(DriverUnavailable) as caught:

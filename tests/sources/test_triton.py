@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 
 import pytest
 
@@ -429,3 +430,21 @@ def test_the_interpreter_is_not_armed(board, monkeypatch):
         "TRITON_INTERPRET=1: the interpreter compiles and loads nothing",
     )
     assert state() == before
+
+
+def test_nothing_of_ours_runs_in_a_second_launch(armed, x, kernel):
+    kernel[(4,)](x, 64, 2.0, BLOCK=64)
+    ours = []
+
+    def profile(frame, what, _):
+        if what == "call" and frame.f_code.co_filename.endswith(
+            ("sources/triton.py", "sources/triton_variant.py", "jitwatch/recorder.py")
+        ):
+            ours.append(frame.f_code.co_name)
+
+    sys.setprofile(profile)
+    try:
+        kernel[(4,)](x, 64, 2.0, BLOCK=64)
+    finally:
+        sys.setprofile(None)
+    assert ours == []
