@@ -24,6 +24,9 @@ FOREIGN_FOLDERS = (
     "node_modules",
 )
 
+#: How the folders begin that inductor writes generated kernels to.
+INDUCTOR_FOLDER = "/torchinductor_"
+
 #: Owners of kernels that no compiler hook explains, by symbol, mangled or not: the first rule
 #: that matches. A rule tells a library's own names; a bare "gemm" or "softmax" is nobody's.
 KERNEL_OWNERS = tuple(
@@ -113,15 +116,17 @@ def origin_of(event: Event, repo: str | None, packages: Mapping[str, Sequence[st
     """The origin of one event, by its kernel's source file, else by its symbol names."""
     if event.file is None:
         return owner_of_kernel(event.kernel)
-    for folders in packages.values():
-        if any(_is_under(event.file, folder) for folder in folders):
+    for places in packages.values():
+        if any(event.file == place or _is_under(event.file, place) for place in places):
             return IN_REPO
-    if "torchinductor" in event.file:
-        return "inductor"
+    inside = event.file
     if repo is not None and _is_under(event.file, repo):
-        inside = event.file[len(repo.rstrip("/")) + 1 :].split("/")
-        if not any(part in FOREIGN_FOLDERS for part in inside):
+        inside = event.file[len(repo.rstrip("/")) :]
+        foreign = any(part in FOREIGN_FOLDERS for part in inside.split("/"))
+        if not foreign and INDUCTOR_FOLDER not in inside:
             return IN_REPO
+    if INDUCTOR_FOLDER in inside:
+        return "inductor"
     match = re.search(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)", event.file)
     return match.group(1) if match else "other"
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import jitwatch
+from jitwatch.child import Progress
 from jitwatch.errors import JitwatchError, UsageError
 from jitwatch.render.json import render_json
 from jitwatch.render.terminal import render_text
@@ -23,7 +26,6 @@ from jitwatch.report import Report
 from jitwatch.sweep import (
     MAX_LENGTH,
     MIN_LENGTH,
-    Progress,
     SweepOptions,
     default_repo,
     lengths_between,
@@ -43,11 +45,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         status: int = arguments.run(arguments)
+        sys.stdout.flush()
     except JitwatchError as error:
         print(f"jitwatch: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever read our output has enough; what is left in the buffer goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
     except KeyboardInterrupt:
         print("jitwatch: interrupted; what was seen is in the run directory", file=sys.stderr)
+        return 2
+    except Exception:
+        traceback.print_exc()
+        print("jitwatch: a bug of jitwatch's, no verdict", file=sys.stderr)
         return 2
     return status
 
@@ -79,14 +90,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     add = sweep.add_argument
-    add("--target", required=True, metavar="MODULE:ATTR", help="an object with serve(request), …")
+    add("--target", required=True, metavar="MODULE:ATTR", help="an object with serve(request), ...")
     add("--device", default="auto", help="auto, cuda or sim:BOARD; comma-separated for several")
     add("--min", type=int, default=MIN_LENGTH, help="shortest prompt, in tokens (%(default)s)")
     add("--max", type=int, default=MAX_LENGTH, help="longest prompt, in tokens (%(default)s)")
     add("--step", type=int, default=1, help="every STEP-th length (%(default)s)")
-    add("--lengths", metavar="N,N,…", help="these lengths instead of --min, --max, --step")
+    add("--lengths", metavar="N,N,...", help="these lengths instead of --min, --max, --step")
     add("--output-tokens", type=int, default=2, help="tokens to generate (%(default)s)")
-    add("--warmup-lengths", metavar="N,N,…", help="lengths to serve before ready")
+    add("--warmup-lengths", metavar="N,N,...", help="lengths to serve before ready")
     add("--repo", type=Path, help="the repository under test (the git top level here)")
     add("--package", action="append", default=[], help="a package under test; may be repeated")
     add(
@@ -111,8 +122,9 @@ def _sweep(arguments: argparse.Namespace) -> int:
     devices = resolve_devices(arguments.device)
     _refuse_simulated_options(arguments, devices)
     _check_numbers_and_folders(arguments)
+    _check_json(arguments.json)
     warmup = arguments.warmup_lengths
-    warmup_lengths = parse_lengths(warmup, "--warmup-lengths") if warmup else ()
+    warmup_lengths = parse_lengths(warmup, "--warmup-lengths") if warmup is not None else ()
     here = Path.cwd()
     options = SweepOptions(
         target=arguments.target,
@@ -149,6 +161,19 @@ def _check_numbers_and_folders(arguments: argparse.Namespace) -> None:
             f"--repo {arguments.repo}: there is no such folder",
             "no kernel would lie in it, so nothing would be judged",
             "give the folder that holds the kernels under test",
+        )
+
+
+def _check_json(json_file: str | None) -> None:
+    """Before the sweep: a report that can't be written afterwards is a sweep in vain."""
+    if json_file in (None, "-"):
+        return
+    path = Path(str(json_file))
+    if not json_file or path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(
+            f"--json {json_file}: can't be written",
+            "it is a folder, or its folder is missing or read-only",
+            "give a file of your own",
         )
 
 

@@ -117,6 +117,8 @@ def read_run(run_dir: Path) -> Run:
     ready = [process.ready_ns for process in processes if process.ready_ns is not None]
     facts = {name: values[-1] for process in processes for name, values in process.facts.items()}
     coverage = _coverage(processes, driver_dropped, dict(missing_stacks))
+    silent = sorted(int(path.name.split("-")[1]) for path in run_dir.glob("silent-*"))
+    coverage = replace(coverage, silent_pids=tuple(silent))
     return Run(
         meta=meta,
         events=tuple(events),
@@ -146,9 +148,16 @@ def read_report(run_dir: Path) -> Report:
         replace(request, launches=counted.get(request.id, request.launches))
         for request in run.requests
     ]
-    return build_report(
-        run.meta, run.events, run.steps, requests, run.ready_ns, run.coverage, run.facts
-    )
+    try:
+        return build_report(
+            run.meta, run.events, run.steps, requests, run.ready_ns, run.coverage, run.facts
+        )
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError) as error:
+        raise RunFileError(
+            f"{run_dir} is damaged",
+            f"{type(error).__name__}: {error}",
+            "sweep again; what can be read by hand is in its events-*.jsonl",
+        ) from error
 
 
 def _read_meta(run_dir: Path) -> dict[str, Any]:
@@ -158,7 +167,7 @@ def _read_meta(run_dir: Path) -> dict[str, Any]:
         schema = int(meta["schema"])
         if schema <= SCHEMA:
             check(meta, META_FIELDS, META_OPTIONAL)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise RunFileError(
             f"{path} can't be read",
             f"{type(error).__name__}: {error}",

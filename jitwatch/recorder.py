@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,8 @@ class Recorder:
     def close(self) -> None:
         """Close the file; its last record says that nothing more was to come."""
         self._write({"r": "close", "t": self.clock()})
-        os.close(self._fd)
+        with suppress(OSError):  # a target may have closed it
+            os.close(self._fd)
         self._fd = -1
 
     # -- inside --------------------------------------------------------------------
@@ -196,9 +197,15 @@ class Recorder:
             open_events = self._local.open_events = []
         return open_events
 
+    def _silent(self) -> None:
+        """A forked child must not write into its parent's file: it says only that it had to."""
+        with suppress(OSError):
+            (self.run_dir / f"silent-{os.getpid()}").touch()
+
     def _write(self, record: dict[str, Any]) -> None:
         if os.getpid() != self.pid:
-            return  # a forked child must not write into its parent's file
+            self._silent()
+            return
         try:
             data = (json.dumps(record, default=str) + "\n").encode()
             lost = self.dropped - self._told

@@ -71,6 +71,7 @@ FACTS: dict[str, Shape] = {
     "probe_kernels": TEXTS,
     "launches_by_request": (dict, INT),
     "winners": (list, dict),
+    "hooks_displaced": bool,
 }
 
 

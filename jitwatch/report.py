@@ -327,6 +327,11 @@ def _contradictions(
     doubts = []
     if ready_ns is None:
         doubts.append("the target was never ready: nothing can be late")
+    if facts.get("hooks_displaced"):
+        doubts.append(
+            "the target replaced Triton's load hooks: whose loads came after that is unknown "
+            "(add to kernel_load_start_hook, don't assign it)"
+        )
     if coverage.load_source == "driver":
         doubts += _hook_without_module(events)
         doubts += _launched_without_load(events, facts.get("probe_kernels", ()))

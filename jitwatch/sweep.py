@@ -7,33 +7,29 @@ on the way. Imports no torch. Knows nothing of how a report is printed.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import platform
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import jitwatch
-from jitwatch.errors import UsageError
+from jitwatch.child import Progress, run_child
+from jitwatch.errors import RunFileError, UsageError
 from jitwatch.log import read_report, write_meta
 from jitwatch.render.json import read_json
 from jitwatch.report import Report, loaded_variants
 from jitwatch.simulate.boards import get_board
-from jitwatch.sources.driver import collect_killed
 from jitwatch.targets.worker import Job
 from jitwatch.verdict import spell_lengths
 
 #: What is swept where nothing else is asked for: the lengths of the story.
 MIN_LENGTH, MAX_LENGTH = 11, 2560
 DEFAULT_BOARD = "sim:h200"
-#: `progress(device, served, total)`, called as requests are served.
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +61,12 @@ def lengths_between(low: int, high: int, step: int = 1) -> tuple[int, ...]:
     """
     if low < 1 or step < 1:
         name, value = ("min", low) if low < 1 else ("step", step)
-        raise UsageError(f"--{name} {value}: must be 1 or more", "a prompt has at least one token")
+        raise UsageError(f"--{name} {value}: must be 1 or more")
     if low > high:
         raise UsageError(
             f"--min {low} is above --max {high}",
             "no length lies between them",
-            f"swap them: --min {high} --max {low}",
+            f"swap them: --min {high} --max {low}" if high > 0 else "give a --max of 1 or more",
         )
     return tuple(range(low, high + 1, step))
 
@@ -83,7 +79,7 @@ def parse_lengths(text: str, option: str = "--lengths") -> tuple[int, ...]:
     """
     found = []
     for part in text.split(","):
-        if not part.strip().isdigit() or int(part) < 1:
+        if not part.strip().isdecimal() or len(part) > 12 or int(part) < 1:
             raise UsageError(
                 f"{option} {text}: {part.strip() or 'an empty part'!r} is no length",
                 "lengths are whole numbers of 1 or more, separated by commas",
@@ -194,9 +190,16 @@ def run_sweep(options: SweepOptions, progress: Progress | None = None) -> list[R
         meta = {**_meta(options, device), "simulated": simulated}
         write_meta(run_dir, meta)
         started = time.monotonic()
-        doubts = _run_child(options, device, run_dir, progress or (lambda *_: None))
+        doubts = run_child(_job(options, device, run_dir), progress or (lambda *_: None))
         meta["environment"]["wall_seconds"] = round(time.monotonic() - started, 1)
-        write_meta(run_dir, {**meta, "doubts": doubts})
+        try:
+            write_meta(run_dir, {**meta, "doubts": doubts})
+        except OSError as error:
+            raise RunFileError(
+                f"the run directory {run_dir} can't be written any more",
+                f"{type(error).__name__}: {error.strerror}",
+                "leave it alone while a sweep runs",
+            ) from error
         reports.append(read_report(run_dir))
     return reports
 
@@ -240,10 +243,8 @@ def read_reports(path: Path) -> list[Report]:
     return jitwatch.load(path)
 
 
-def _run_child(options: SweepOptions, device: str, run_dir: Path, progress: Progress) -> list[str]:
-    """Run one child to its end; returns the doubts that the way it ended leaves."""
-    progress(device, 0, len(options.lengths))
-    job = Job(
+def _job(options: SweepOptions, device: str, run_dir: Path) -> Job:
+    return Job(
         run_dir=str(run_dir.resolve()),
         target=options.target,
         device=device,
@@ -256,72 +257,6 @@ def _run_child(options: SweepOptions, device: str, run_dir: Path, progress: Prog
         strict_values=options.strict_values,
         winners=options.winners,
     )
-    reader, writer = os.pipe()
-    source = str(Path(jitwatch.__file__).parent.parent)
-    search_path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-    with (run_dir / "target.log").open("wb") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "jitwatch.targets.worker", str(writer)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            pass_fds=(writer,),
-            env={**os.environ, "PYTHONPATH": search_path},
-        )
-    os.close(writer)
-    try:
-        assert child.stdin is not None
-        child.stdin.write(job.to_json().encode() + b"\n")
-        child.stdin.close()
-        failure = _follow(reader, device, len(options.lengths), progress)
-        status = child.wait()
-    except BaseException:
-        child.kill()
-        child.wait()
-        raise
-    finally:
-        collect_killed(run_dir)
-    if failure is not None and failure["usage"]:
-        raise UsageError(failure["error"])
-    return _how_it_ended(status, failure)
-
-
-def _follow(reader: int, device: str, total: int, progress: Progress) -> dict[str, Any] | None:
-    """Read the child's messages to their end, tell how far it is, and return its failure."""
-    failure = None
-    with os.fdopen(reader) as channel:
-        for line in channel:
-            message = json.loads(line)
-            if message["m"] == "served":
-                progress(device, message["number"], total)
-            elif message["m"] == "failed":
-                failure = message
-    return failure
-
-
-#: What failed, by the stage of the child's life.
-FAILED = {
-    "device": "the device could not be opened",
-    "import": "the target could not be imported",
-    "warmup": "the target raised in warmup",
-    "serve": "the target ended the sweep",
-    "probe": "the target ended the probe requests",
-    "close": "the target raised in close()",
-}
-
-
-def _how_it_ended(status: int, failure: dict[str, Any] | None) -> list[str]:
-    """Doubts from the way a child ended; none where all went well."""
-    if failure is not None:
-        return [
-            f"{FAILED[failure['stage']]}: {failure['error']} "
-            f"(traceback-{failure['stage']}.txt in the run directory)"
-        ]
-    if status < 0:
-        return [f"the target's process was killed by signal {-status}"]
-    if status != 0:
-        return [f"the target's process exited with status {status} (see target.log)"]
-    return []
 
 
 def _meta(options: SweepOptions, device: str) -> dict[str, Any]:

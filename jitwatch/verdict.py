@@ -77,7 +77,7 @@ def missing_evidence(
         reasons.append(f"{plural(coverage.dropped, 'record')} lost: a late load may be among them")
     if coverage.silent_pids:
         pids = ", ".join(map(str, coverage.silent_pids))
-        reasons.append(f"processes used CUDA and wrote nothing: {pids}")
+        reasons.append(f"forked processes compiled or loaded kernels, unseen: {pids}")
     if not requests:
         reasons.append("no request was served")
     elif not simulated and coverage.load_source == "triton":

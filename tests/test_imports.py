@@ -62,7 +62,7 @@ MODULES_OF = {
     "reader": ["log"],
     "targets": ["targets", "targets.callable", "targets.devices", "targets.worker"],
     "api": [""],
-    "leaves": ["sweep", "plugin", "cli", "doctor", "__main__"],
+    "leaves": ["child", "sweep", "plugin", "cli", "doctor", "__main__"],
 }
 
 #: What a layer may import beside its own modules.

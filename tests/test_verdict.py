@@ -76,7 +76,10 @@ NOT_ARMED = (SourceState("driver", False, reason="no CUPTI"),)
         ),
         (replace(ARMED, self_test="no record"), "the driver hook's self-test failed: no record"),
         (replace(ARMED, dropped=1), "1 record lost: a late load may be among them"),
-        (replace(ARMED, silent_pids=(5, 6)), "processes used CUDA and wrote nothing: 5, 6"),
+        (
+            replace(ARMED, silent_pids=(5, 6)),
+            "forked processes compiled or loaded kernels, unseen: 5, 6",
+        ),
         (
             replace(ARMED, probes=0),
             "no probe request was answered: whether anything was launched is unknown",

@@ -78,6 +78,17 @@ class TritonSource:
         self._arm_methods()
         return SourceState("triton", True, triton.__version__)
 
+    @property
+    def displaced(self) -> bool:
+        """Whether another tool took our load hooks out: loads since then are unexplained."""
+        from triton import knobs
+
+        runtime = knobs.runtime
+        return bool(self._undo) and not (
+            self._load_start in getattr(runtime.kernel_load_start_hook, "calls", ())
+            and self._load_end in getattr(runtime.kernel_load_end_hook, "calls", ())
+        )
+
     def disarm(self) -> None:
         """Put back what was there before."""
         while self._undo:

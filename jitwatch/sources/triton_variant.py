@@ -10,6 +10,8 @@ an attribute of its path.
 
 from __future__ import annotations
 
+import functools
+import os
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -66,7 +68,7 @@ def autotune_info(tuner: Any, passed: Any) -> KernelInfo:
     code = tuner.base_fn.__code__
     name = tuner.base_fn.__name__
     variant = Variant("triton.autotune", name, dtypes, keys, (), "")
-    return KernelInfo(name, variant, code.co_filename, code.co_firstlineno)
+    return KernelInfo(name, variant, source_file(code), code.co_firstlineno)
 
 
 def winner(tuner: Any, variant: Variant) -> Pairs:
@@ -82,6 +84,16 @@ def winner(tuner: Any, variant: Variant) -> Pairs:
 def choice(config: Any) -> Pairs:
     """An autotuner's configuration as sorted pairs."""
     return tuple(sorted((name, spell(value)) for name, value in config.all_kwargs().items()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _real_path(name: str) -> str:
+    return os.path.realpath(name) if os.path.isabs(name) else name
+
+
+def source_file(code: Any) -> str:
+    """The file that `code` was defined in, links followed: as the repository's path is."""
+    return _real_path(code.co_filename)
 
 
 def spell(value: Any) -> str:
@@ -123,7 +135,7 @@ def _info(
         arch=_arch(target),
         tuned=tuple(sorted((name, spell(value)) for name, value in tuned.items())),
     )
-    return KernelInfo(variant.kernel, variant, code.co_filename, code.co_firstlineno)
+    return KernelInfo(variant.kernel, variant, source_file(code), code.co_firstlineno)
 
 
 def _mask(pairs: list[tuple[str, str]], tuned: Any) -> Pairs:

@@ -6,6 +6,8 @@ or judging.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import importlib
 import inspect
 import traceback
@@ -109,7 +111,7 @@ def _target(found: Any, name: str) -> Target:
                 "a function target takes one, prompt_tokens, or none and returns an object",
                 "wrap it: def serve(prompt_tokens): ...",
             )
-        return Target(lambda request: found(request.prompt_tokens), None, None)
+        return Target(lambda request: finish(found(request.prompt_tokens)), None, None)
     return _from_object(found, name)
 
 
@@ -121,7 +123,47 @@ def _from_object(made: Any, name: str) -> Target:
             "a target object serves requests",
             "give it `def serve(self, request)`; warmup() and close() are optional",
         )
-    return Target(serve, getattr(made, "warmup", None), getattr(made, "close", None))
+    for method in ("warmup", "close"):
+        if not callable(getattr(made, method, None) or finish):
+            raise TargetError(
+                f"--target {name}: its {method} is no method",
+                f"it is {getattr(made, method)!r}",
+                f"leave it out, or give it `def {method}(self)`",
+            )
+    return Target(
+        _finished(serve),
+        _finished(getattr(made, "warmup", None)),
+        _finished(getattr(made, "close", None)),
+    )
+
+
+def finish(result: Any) -> Any:
+    """Run to its end what a coroutine function or a generator function gave.
+
+    Coroutines of one target share one event loop.
+    """
+    if inspect.isawaitable(result) or inspect.isasyncgen(result):
+        return _loop().run_until_complete(_awaited(result))
+    if inspect.isgenerator(result):
+        return list(result)
+    return result
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.new_event_loop()
+
+
+async def _awaited(result: Any) -> Any:
+    if inspect.isasyncgen(result):
+        return [item async for item in result]
+    return await result
+
+
+def _finished(method: Callable[..., Any] | None) -> Any:
+    if not method:
+        return None
+    return lambda *arguments: finish(method(*arguments))
 
 
 def _required(function: Any) -> list[str]:

@@ -207,6 +207,8 @@ def read_winners(run: str) -> dict[Any, tuple[tuple[str, str], ...]]:
 
 def _close_triton(source: TritonSource, recorder: Recorder) -> None:
     recorder.fact("winners", source.winners())
+    if source.displaced:
+        recorder.fact("hooks_displaced", True)
     if source.listener_displaced:
         text = "another tool replaced Triton's compilation listener: compile or disk hit is a guess"
         recorder.fact("blind_spot", text)

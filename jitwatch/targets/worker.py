@@ -7,9 +7,11 @@ line; all else goes to the run directory. Judges nothing.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from jitwatch.targets.devices import Device, open_device
 
 #: Requests served once more on a real GPU with launch callbacks on, as evidence.
 PROBES = 10
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class Worker:
         stage = "device"
         try:
             self.device = open_device(self.job, self.recorder)
+            self.recorder.fact("blind_spot", "processes that the target starts are not watched")
             stage = "import"
             self._find_packages()
             target = load_target(self.job.target)
@@ -104,14 +108,14 @@ class Worker:
                 spec = importlib.util.find_spec(name)
             except (ImportError, ValueError):
                 spec = None
-            if spec is None:
+            if spec is None or spec.origin in ("built-in", "frozen"):
                 raise UsageError(
                     f"--package {name}: no such package",
                     "it can't be imported from here",
                     "give the name that is imported (fla for fla-core), or install it",
                 )
-            places = spec.submodule_search_locations or [str(Path(spec.origin or "").parent)]
-            folders[name] = [os.path.abspath(place) for place in places]
+            places = spec.submodule_search_locations or [spec.origin or ""]
+            folders[name] = [os.path.realpath(place) for place in places]
         self.recorder.fact("packages", folders)
 
     def _warmup(self, target: Target) -> None:
@@ -173,22 +177,35 @@ class Worker:
     def _keep_traceback(self, name: str) -> None:
         path = Path(self.job.run_dir) / f"traceback-{name}.txt"
         try:
-            path.write_text(traceback.format_exc())
-        except OSError:
+            path.write_text(traceback.format_exc(), errors="backslashreplace")
+        except Exception:  # an exception whose own text raises, a full disk
             self.recorder.dropped += 1
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, however it ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def describe(error: BaseException) -> str:
     """Type, message and place of an exception, on one line."""
-    message = " ".join(str(error).split())
+    try:
+        message = " ".join(str(error).split())
+    except Exception:
+        message = "(its text can't be had)"
     place = where_raised(error)
-    return f"{type(error).__name__}: {message}" + (f" ({place})" if place else "")
+    text = f"{type(error).__name__}: {message}" + (f" ({place})" if place else "")
+    return text.encode(errors="backslashreplace").decode()
 
 
 def main() -> int:
     """Read a job from stdin, serve it, tell the parent on the descriptor given."""
+    die_with_parent()
     job = Job.from_json(sys.stdin.readline())
-    channel: TextIO = os.fdopen(int(sys.argv[1]), "w", buffering=1)
+    number = int(sys.argv[1])
+    os.set_inheritable(number, False)
+    channel: TextIO = os.fdopen(number, "w", buffering=1)
 
     def tell(message: str, **more: object) -> None:
         try:
