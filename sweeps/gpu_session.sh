@@ -7,7 +7,7 @@
 # WHEELS, where it is given, is a folder with base/, ftdeps/, ft-0.1.2/ and ft-0.1.3/ of wheels to
 # use without a package registry. QUICK=1 makes a first try of each step. SIMULATED is the JSON of a
 # simulated dense run of the fla example, to compare with. A copy without history says in
-# JITWATCH_COMMIT what it is a copy of.
+# JITWATCH_COMMIT what it is a copy of. PAIRS is the number of pairs that overhead times.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -79,7 +79,7 @@ for name in "$@"; do
         ;;
     counts) step counts 200 "$PY" benchmarks/compare_counts.py ${QUICK:+--quick} --out "$OUT/counts.json" ;;
     overhead)
-        step overhead 240 "$PY" benchmarks/hook_overhead.py ${QUICK:+--quick} \
+        step overhead 240 "$PY" benchmarks/hook_overhead.py ${QUICK:+--quick} ${PAIRS:+--pairs "$PAIRS"} \
             --out "$OUT/overhead.json"
         ;;
     freetoken-*) freetoken "${name#freetoken-}" ;;

@@ -1,4 +1,4 @@
-"""The sweep's options, and what a child's end means."""
+"""The sweep's options, and the run it is compared with."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jitwatch import sweep
 from jitwatch.errors import UsageError
 from jitwatch.render.json import render_json
 from jitwatch.sweep import (
