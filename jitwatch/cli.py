@@ -20,6 +20,7 @@ from typing import Any
 import jitwatch
 from jitwatch.child import Progress
 from jitwatch.errors import JitwatchError, UsageError
+from jitwatch.render.html import render_html
 from jitwatch.render.json import render_json
 from jitwatch.render.terminal import render_text
 from jitwatch.report import Report
@@ -80,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_sweep(commands.add_parser("sweep", help="serve every length, judge each request"))
     report = commands.add_parser("report", help="show a run's report again")
     report.add_argument("run_dir", type=Path, metavar="RUN", help="a run directory, or its JSON")
-    report.add_argument("--format", choices=("text", "json"), default="text", help="%(default)s")
+    report.add_argument(
+        "--format", choices=("text", "json", "html"), default="text", help="%(default)s"
+    )
     report.set_defaults(run=_report)
     doctor = commands.add_parser("doctor", help="what can be seen here, what can't; self-test")
     doctor.add_argument("--json", action="store_true", help="as JSON on stdout")
@@ -112,6 +115,7 @@ def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     add("--simulated", type=Path, metavar="RUN", help="that run must name the same variants")
     add("--run-dir", type=Path, help="where to record (a new folder in .jitwatch)")
     add("--json", metavar="FILE", help="the report as JSON; - for stdout, the text on stderr then")
+    add("--html", metavar="FILE", help="the report as one self-contained page")
     sweep.set_defaults(run=_sweep)
 
 
@@ -122,7 +126,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
     devices = resolve_devices(arguments.device)
     _refuse_simulated_options(arguments, devices)
     _check_numbers_and_folders(arguments)
-    _check_json(arguments.json)
+    _check_output("--json", None if arguments.json == "-" else arguments.json)
+    _check_output("--html", arguments.html)
     warmup = arguments.warmup_lengths
     warmup_lengths = parse_lengths(warmup, "--warmup-lengths") if warmup is not None else ()
     here = Path.cwd()
@@ -146,7 +151,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
     with progress_bar() as progress:
         reports = run_sweep(options, progress)
     print(f"run directory: {options.run_dir}", file=sys.stderr)
-    _print(reports, arguments.json)
+    _print(reports, arguments.json, arguments.html)
     return exit_status(reports)
 
 
@@ -164,14 +169,14 @@ def _check_numbers_and_folders(arguments: argparse.Namespace) -> None:
         )
 
 
-def _check_json(json_file: str | None) -> None:
+def _check_output(option: str, name: str | None) -> None:
     """Before the sweep: a report that can't be written afterwards is a sweep in vain."""
-    if json_file in (None, "-"):
+    if name is None:
         return
-    path = Path(str(json_file))
-    if not json_file or path.is_dir() or not os.access(path.parent, os.W_OK):
+    path = Path(name)
+    if not name or path.is_dir() or not os.access(path.parent, os.W_OK):
         raise UsageError(
-            f"--json {json_file}: can't be written",
+            f"{option} {name}: can't be written",
             "it is a folder, or its folder is missing or read-only",
             "give a file of your own",
         )
@@ -188,30 +193,37 @@ def _refuse_simulated_options(arguments: argparse.Namespace, devices: Sequence[s
             )
 
 
-def _print(reports: Sequence[Report], json_file: str | None) -> None:
-    text = "\n".join(render_text(report) for report in reports)
+def _print(reports: Sequence[Report], json_file: str | None, html_file: str | None) -> None:
+    text = _texts(reports)
     if json_file == "-":
         print(render_json(reports))
         print(text, end="", file=sys.stderr)
-        return
-    print(text, end="")
-    if json_file is not None:
-        try:
-            Path(json_file).write_text(render_json(reports) + "\n")
-        except OSError as error:
-            raise UsageError(
-                f"--json {json_file}: can't be written", str(error), "give a file of your own"
-            ) from error
+    else:
+        print(text, end="")
+    if json_file not in (None, "-"):
+        _write("--json", str(json_file), render_json(reports) + "\n")
+    if html_file is not None:
+        _write("--html", html_file, render_html(reports))
+
+
+def _write(option: str, name: str, text: str) -> None:
+    try:
+        Path(name).write_text(text)
+    except OSError as error:
+        raise UsageError(
+            f"{option} {name}: can't be written", str(error), "give a file of your own"
+        ) from error
 
 
 def _report(arguments: argparse.Namespace) -> int:
     reports = read_reports(arguments.run_dir)
-    print(
-        render_json(reports)
-        if arguments.format == "json"
-        else "\n".join(render_text(report) for report in reports).rstrip("\n")
-    )
+    forms = {"json": render_json, "html": render_html, "text": _texts}
+    print(forms[arguments.format](reports).rstrip("\n"))
     return exit_status(reports)
+
+
+def _texts(reports: Sequence[Report]) -> str:
+    return "\n".join(render_text(report) for report in reports)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

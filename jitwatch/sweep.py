@@ -285,7 +285,7 @@ def _meta(options: SweepOptions, device: str) -> dict[str, Any]:
 
 
 #: Options that say where a result goes, not what it is.
-OUTPUT_OPTIONS = ("--run-dir", "--json", "--out")
+OUTPUT_OPTIONS = ("--run-dir", "--json", "--html", "--out")
 
 
 def without_outputs(arguments: Sequence[str]) -> list[str]:

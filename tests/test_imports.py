@@ -21,7 +21,7 @@ MODULES_OF = {
     "data": ["events", "errors"],
     "pure": ["attribution", "variants", "causes", "diagnosis", "verdict"],
     "report": ["report"],
-    "render": ["render", "render.terminal", "render.json", "render.frames"],
+    "render": ["render", "render.html", "render.terminal", "render.json", "render.frames"],
     "recorder": ["recorder", "records"],
     "sources": [
         "sources",
