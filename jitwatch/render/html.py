@@ -34,7 +34,7 @@ svg { width: 100%; height: 3.4rem }
 """
 #: The strip's size in SVG units: a request is a bar, wide enough to be seen.
 STRIP_WIDTH, STRIP_HEIGHT, LEAST_WIDTH = 1000, 34, 1.5
-LATE, CALM = "#b3261e", "#c9d2da"
+LATE, CALM = "#b3261e", "#9fb0bf"
 
 
 def render_html(reports: Sequence[Report]) -> str:
