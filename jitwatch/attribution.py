@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jitwatch.events import Event, Step
+from jitwatch.events import Coverage, Event, Step, Variant
 
 IN_REPO = "in-repo"
 #: Folders beneath a repository that hold other people's code.
@@ -163,6 +163,23 @@ def charge(
             step = _open_step(steps, event)
         charges.append(Charge(event, step.requests if step else (), inferred))
     return charges
+
+
+def counted_loads(events: Iterable[Event], coverage: Coverage) -> list[Event]:
+    """The loads that count: the driver's where it is armed, each one once."""
+    return [
+        event for event in events if event.kind == "load" and event.source == coverage.load_source
+    ]
+
+
+def loaded_variants(events: Iterable[Event], coverage: Coverage) -> tuple[Variant, ...]:
+    """The in-repo variants that were loaded, each once, in the order they came."""
+    loaded = {
+        event.variant: None
+        for event in counted_loads(events, coverage)
+        if event.variant is not None and event.origin == IN_REPO
+    }
+    return tuple(loaded)
 
 
 def root_of(event: Event, by_seq: Mapping[tuple[int, int], Event], kind: str) -> Event | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitwatch import attribution, diagnosis
+from jitwatch import attribution, diagnosis, evidence
 from jitwatch.attribution import IN_REPO, Charge
 from jitwatch.events import (
     Coverage,
@@ -21,8 +21,7 @@ from jitwatch.events import (
     Variant,
     Verdict,
 )
-from jitwatch.variants import describe, read_variant
-from jitwatch.verdict import judge, missing_evidence, plural, spell_lengths
+from jitwatch.verdict import judge, plural, spell_lengths
 
 #: Kinds that are counted where they are late and in the repository under test.
 COUNTED_KINDS = {
@@ -105,12 +104,12 @@ def build_report(
     seen = not simulated and coverage.load_source == "driver"
     counts = _counts(stalls, requests, warm, coverage, simulated=simulated, sees_others=seen)
     doubts = [
-        *_contradictions(placed, ready_ns, coverage, facts),
-        *_unlike_simulated(placed, coverage, meta.get("simulated"), until_ns),
-        *missing_evidence(counts, coverage, requests, simulated=simulated),
+        *evidence.contradictions(placed, ready_ns, coverage, facts),
+        *evidence.unlike_simulated(placed, coverage, meta.get("simulated"), until_ns),
+        *evidence.missing_evidence(counts, coverage, requests, simulated=simulated),
     ]
     if not doubts and not (seen and meta.get("fail_on") == "any"):
-        doubts += _nothing_under_test(placed, coverage)
+        doubts += evidence.nothing_under_test(placed, coverage)
     not_served = [*meta.get("doubts", ()), *_unanswered(requests, meta.get("lengths", ()))]
     fail_on = str(meta.get("fail_on", "in-repo"))
     return Report(
@@ -160,23 +159,6 @@ class Roots:
         )
 
 
-def counted_loads(events: Iterable[Event], coverage: Coverage) -> list[Event]:
-    """The loads that count: the driver's where it is armed, each one once."""
-    return [
-        event for event in events if event.kind == "load" and event.source == coverage.load_source
-    ]
-
-
-def loaded_variants(events: Iterable[Event], coverage: Coverage) -> tuple[Variant, ...]:
-    """The in-repo variants that were loaded, each once, in the order they came."""
-    loaded = {
-        event.variant: None
-        for event in counted_loads(events, coverage)
-        if event.variant is not None and event.origin == IN_REPO
-    }
-    return tuple(loaded)
-
-
 def _stalls(
     events: Sequence[Event],
     charges: Sequence[Charge],
@@ -219,7 +201,7 @@ def _warm_variants(
 ) -> tuple[Variant, ...]:
     """What was loaded in the repository before ready, each variant once."""
     before = (event for event in events if ready_ns is None or event.start_ns < ready_ns)
-    return loaded_variants(before, coverage)
+    return attribution.loaded_variants(before, coverage)
 
 
 def _counts(
@@ -315,102 +297,6 @@ def _unanswered(requests: Sequence[Request], lengths: Sequence[int]) -> list[str
             f"{spell_lengths(missing)}"
         )
     return doubts
-
-
-def _contradictions(
-    events: Sequence[Event],
-    ready_ns: int | None,
-    coverage: Coverage,
-    facts: Mapping[str, Any],
-) -> list[str]:
-    """Reasons not to trust this run that its own records show."""
-    doubts = []
-    if ready_ns is None:
-        doubts.append("the target was never ready: nothing can be late")
-    if facts.get("hooks_displaced"):
-        doubts.append(
-            "the target replaced Triton's load hooks: whose loads came after that is unknown "
-            "(add to kernel_load_start_hook, don't assign it)"
-        )
-    if coverage.load_source == "driver":
-        doubts += _hook_without_module(events)
-        doubts += _launched_without_load(events, facts.get("probe_kernels", ()))
-    return doubts
-
-
-def _nothing_under_test(events: Sequence[Event], coverage: Coverage) -> list[str]:
-    """Kernels ran, and none of them is of the repository or a package under test."""
-    if loaded_variants(events, coverage):
-        return []
-    owners: dict[str, str] = {}
-    for event in counted_loads(events, coverage):
-        if event.variant is not None and event.file is not None:
-            owners.setdefault(event.origin, event.file)
-    if not owners:
-        return ["no kernel under test was seen: nothing that was launched is a Triton kernel"]
-    mends = [
-        f"--repo with the folder above {file}" if owner == "other" else f"--package {owner}"
-        for owner, file in owners.items()
-    ]
-    return [
-        f"no kernel under test was seen: what ran is from {', '.join(owners)} "
-        f"(to judge it: {'; '.join(mends)})"
-    ]
-
-
-def _unlike_simulated(
-    events: Sequence[Event],
-    coverage: Coverage,
-    simulated: Sequence[Mapping[str, Any]] | None,
-    until_ns: int | None,
-) -> list[str]:
-    """Where the simulated run of the same requests named other variants, one has a bug."""
-    if simulated is None:
-        return []
-    expected = {read_variant(dict(item)) for item in simulated}
-    served = (e for e in events if until_ns is None or e.start_ns < until_ns)
-    seen = set(loaded_variants(served, coverage))
-    doubts = []
-    for where, names in (("here", seen - expected), ("simulated", expected - seen)):
-        if names:
-            first = min(describe(variant) for variant in names)
-            doubts.append(
-                f"{plural(len(names), 'variant')} only {where}, first {first}: the simulated "
-                f"device and this one disagree, so one of them has a bug"
-            )
-    return doubts
-
-
-def _hook_without_module(events: Sequence[Event]) -> list[str]:
-    """Each load a compiler's hook reports must have its module at the driver."""
-    confirmed = {
-        (event.pid, event.parent)
-        for event in events
-        if event.kind == "load" and event.source == "driver" and event.parent is not None
-    }
-    missing = [
-        event
-        for event in events
-        if event.kind == "load"
-        and event.source != "driver"
-        and event.end_ns is not None
-        and event.detail != "raised"
-        and (event.pid, event.seq) not in confirmed
-    ]
-    if not missing:
-        return []
-    return [
-        f"the driver hook missed {len(missing)} load(s) that a compiler's hook reported, "
-        f"first {missing[0].kernel}"
-    ]
-
-
-def _launched_without_load(events: Sequence[Event], launched: Sequence[str]) -> list[str]:
-    """Each kernel of ours that a probe launched must be one whose load was recorded."""
-    loaded = {event.kernel for event in events if event.kind == "load"}
-    ours = {event.kernel for event in events if event.origin == IN_REPO}
-    missing = sorted(name for name in launched if name in ours and name not in loaded)
-    return [f"a probe launched {name}, whose load was not recorded" for name in missing]
 
 
 def _relative_coverage(coverage: Coverage, roots: Roots) -> Coverage:

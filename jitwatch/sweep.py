@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import jitwatch
+from jitwatch.attribution import loaded_variants
 from jitwatch.child import Progress, run_child
 from jitwatch.errors import RunFileError, UsageError
 from jitwatch.log import read_report, write_meta
 from jitwatch.render.json import read_json
-from jitwatch.report import Report, loaded_variants
+from jitwatch.report import Report
 from jitwatch.simulate.boards import get_board
 from jitwatch.targets.worker import Job
 from jitwatch.verdict import spell_lengths

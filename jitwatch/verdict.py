@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from jitwatch.events import Coverage, Request, Verdict
+from jitwatch.events import Verdict
 
 #: Counts that must be zero in the default budget.
 BUDGET = {
@@ -57,36 +57,3 @@ def spell_lengths(lengths: Sequence[int], most: int = 8) -> str:
     shown = [str(a) if a == b else f"{a}..{b}" for a, b in ranges[:most]]
     text = ", ".join(shown)
     return text if len(ranges) <= most else f"{text}, … ({len(lengths):,} lengths)"
-
-
-def missing_evidence(
-    counts: Mapping[str, int | None],
-    coverage: Coverage,
-    requests: Sequence[Request],
-    *,
-    simulated: bool,
-) -> list[str]:
-    """What a pass would need and this run does not have."""
-    reasons = []
-    if coverage.load_source is None:
-        why = "; ".join(f"{state.name}: {state.reason}" for state in coverage.sources)
-        reasons.append(f"no source of loads was armed ({why or 'none was tried'})")
-    if coverage.self_test not in ("passed",) and not coverage.self_test.startswith("skipped"):
-        reasons.append(f"the driver hook's self-test failed: {coverage.self_test}")
-    if coverage.dropped:
-        reasons.append(f"{plural(coverage.dropped, 'record')} lost: a late load may be among them")
-    if coverage.silent_pids:
-        pids = ", ".join(map(str, coverage.silent_pids))
-        reasons.append(f"forked processes compiled or loaded kernels, unseen: {pids}")
-    if not requests:
-        reasons.append("no request was served")
-    elif not simulated and coverage.load_source == "triton":
-        reasons.append("the driver hook is not armed: whether anything was launched is unknown")
-    elif not simulated and coverage.load_source == "driver" and not coverage.probes:
-        reasons.append("no probe request was answered: whether anything was launched is unknown")
-    elif counts["launches"] == 0:
-        reasons.append(
-            "no kernel launch was seen: the target launches nothing that can be watched here; "
-            "check that it runs its kernels on the device, not on the CPU"
-        )
-    return reasons

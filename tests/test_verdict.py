@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from jitwatch.events import Coverage, SourceState
-from jitwatch.verdict import BUDGET, judge, missing_evidence, plural, spell_lengths
+from jitwatch.evidence import missing_evidence
+from jitwatch.verdict import BUDGET, judge, plural, spell_lengths
 from tests.samples import ARMED, request
 
 CLEAN = {**dict.fromkeys(BUDGET, 0), "late_other_loads": 0, "requests": 1, "launches": 3}

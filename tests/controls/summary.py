@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from jitwatch.attribution import IN_REPO
-from jitwatch.report import Report, counted_loads
+from jitwatch.attribution import IN_REPO, loaded_variants
+from jitwatch.report import Report
 
 COUNTED = (
     "requests",
@@ -44,11 +44,7 @@ def summarize(report: Report) -> dict[str, Any]:
 
 def variants(report: Report) -> list[dict[str, Any]]:
     """Every in-repo variant loaded in the run, once, in the order they came."""
-    found = {
-        event.variant: None
-        for event in counted_loads(report.events, report.coverage)
-        if event.variant is not None and event.origin == IN_REPO
-    }
+    found = loaded_variants(report.events, report.coverage)
     return [
         {name: value for name, value in as_lists(asdict(variant)).items() if name != "tuned"}
         for variant in found
