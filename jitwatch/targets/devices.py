@@ -152,7 +152,6 @@ class SimulatedDevice:
         else:
             self._simulate_triton(job, board)
         recorder.fact("environment", {"gpu": f"simulated {board.product}", **_versions()})
-        recorder.fact("environment_arch", f"sm_{board.arch}")
 
     def _simulate_triton(self, job: Job, board: Any) -> None:
         from jitwatch.simulate.driver import SimulatedDriver, activate
