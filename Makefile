@@ -14,6 +14,8 @@ TARGET ?= examples.fla.target:Target
 SWEEP_ARGS ?=
 # Sweeps are processes of their own: two test files at a time fill two cores.
 PYTEST_ARGS ?= $(if $(SETUP),-n 2 --dist loadfile)
+# Kernels whose arithmetic is checked in Triton's interpreter.
+INTERPRETED := tests/engine/kernels
 
 VENV := .venv
 STAMP := $(VENV)/.set-up
@@ -46,8 +48,10 @@ sweep: $(SETUP)
 
 test: pytest lint
 
+# The interpreter must be chosen before triton is imported: kernel tests are a run of their own.
 pytest: $(SETUP)
 	$(PY) -m pytest $(PYTEST_ARGS)
+	TRITON_INTERPRET=1 $(PY) -m pytest $(PYTEST_ARGS) $(INTERPRETED)
 
 ifeq ($(SETUP),)
 # A borrowed interpreter may lack the linters: say so rather than fail what it was borrowed for.

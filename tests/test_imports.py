@@ -65,6 +65,16 @@ MODULES_OF = {
     "leaves": ["child", "sweep", "plugin", "cli", "doctor", "__main__"],
 }
 
+ENGINE_MODULES_OF = {
+    "engine data": ["config", "errors", "request"],
+    "engine kernels": ["kernels", "kernels.*"],
+    "engine state": ["batch", "hf_config", "kv_cache", "loader", "state_cache"],
+    "engine layers": ["attention.*", "layers.*", "moe.*"],
+    "engine models": ["models.*"],
+    "engine runner": ["graphs", "runner", "sampler"],
+    "engine api": ["", "llm", "options", "tokenizer"],
+}
+
 #: What a layer may import beside its own modules.
 MAY_IMPORT = {
     "data": set(),
@@ -78,11 +88,37 @@ MAY_IMPORT = {
     "targets": {"data", "pure", "recorder", "sources", "simulate", "reader"},
     "api": {"data", "pure", "report", "recorder", "sources", "reader"},
     "leaves": set(MODULES_OF) - {"leaves"},
+    "engine data": set(),
+    "engine kernels": set(),
+    "engine state": {"engine data"},
+    "engine layers": {"engine data", "engine state"},
+    "engine models": {"engine data", "engine state", "engine layers"},
+    "engine runner": {"engine data", "engine state", "engine models"},
+    "engine api": {
+        "engine data",
+        "engine state",
+        "engine kernels",
+        "engine models",
+        "engine runner",
+    },
 }
 
 LAYER_OF = {
     f"jitwatch.{name}".rstrip("."): layer for layer, names in MODULES_OF.items() for name in names
 }
+
+
+def layer_of(module: str) -> str | None:
+    """The layer of a module; `engine.layers.*` names all that lies in that package."""
+    package, _, name = module.partition(".")
+    if package != "engine":
+        return LAYER_OF.get(module)
+    for layer, patterns in ENGINE_MODULES_OF.items():
+        for pattern in patterns:
+            whole = pattern.removesuffix(".*")
+            if name == whole or (pattern != whole and name.startswith(f"{whole}.")):
+                return layer
+    return None
 
 #: Layers that are functions of their arguments, and what would make them something else.
 PURE_LAYERS = {"data", "pure", "report"}
@@ -136,7 +172,7 @@ def graph_of(
     modules: Mapping[str, tuple[str, bool]], *, at_run_time: bool = False
 ) -> dict[str, set[str]]:
     """Module → what it imports; `at_run_time` leaves out what is imported for types only."""
-    known = set(modules) | set(LAYER_OF)
+    known = set(modules) | set(LAYER_OF) | set(read_package("engine"))
     graph = {}
     for name, (text, is_package) in modules.items():
         tree: ast.AST = ast.parse(text)
@@ -149,11 +185,11 @@ def graph_of(
 def direction_faults(modules: Mapping[str, tuple[str, bool]]) -> list[str]:
     """Modules without a layer, imports against the direction, and cycles."""
     graph = graph_of(modules)
-    faults = [f"{name} is in no layer of MODULES_OF" for name in graph if name not in LAYER_OF]
+    faults = [f"{name} is in no layer of MODULES_OF" for name in graph if layer_of(name) is None]
     for name, imported in graph.items():
-        layer = LAYER_OF.get(name)
+        layer = layer_of(name)
         for other in sorted(imported):
-            other_layer = LAYER_OF.get(other)
+            other_layer = layer_of(other)
             if layer is None or other_layer in (None, layer):
                 continue
             if other_layer not in MAY_IMPORT[layer]:
@@ -211,6 +247,10 @@ def test_imports_point_one_way() -> None:
     assert direction_faults(read_package("jitwatch")) == []
 
 
+def test_the_engines_imports_point_one_way() -> None:
+    assert direction_faults(read_package("engine")) == []
+
+
 def test_judging_is_pure_and_pandas_stays_in_frames() -> None:
     assert purity_faults(read_package("jitwatch")) == []
 
@@ -254,6 +294,16 @@ def test_importing_the_plugin_pulls_in_no_heavy_library() -> None:
             "jitwatch.causes (pure) imports jitwatch (api)",
         ),
         ("jitwatch.nowhere", "", "jitwatch.nowhere is in no layer of MODULES_OF"),
+        (
+            "engine.layers.norm",
+            "from engine.kernels import norm",
+            "engine.layers.norm (engine layers) imports engine.kernels.norm (engine kernels)",
+        ),
+        (
+            "engine.models.llama",
+            "from engine import runner",
+            "engine.models.llama (engine models) imports engine.runner (engine runner)",
+        ),
     ],
 )
 def test_a_wrong_direction_is_found(module: str, text: str, fault: str) -> None:

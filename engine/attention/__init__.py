@@ -1,0 +1,1 @@
+"""Token mixers: softmax attention over pages, and the gated delta net."""

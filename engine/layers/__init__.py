@@ -1,0 +1,1 @@
+"""What every model is made of: projections, norms, the dense feed-forward network."""

@@ -1,0 +1,1 @@
+"""Model families: how each reads its configuration, and what its checkpoints call things."""

@@ -1,0 +1,86 @@
+"""What a caller asks for, what is kept while it is served, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequence_
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.errors import RequestError
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when to stop.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 keep every token. Without a
+    `seed` each request draws its own. With `ignore_eos` only `max_tokens` and the context end a
+    text.
+
+    Raises:
+        RequestError: for a value out of range, naming it.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_tokens: int = 16
+    ignore_eos: bool = False
+    stop_token_ids: Sequence_[int] = ()
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        checks = {
+            "temperature": (self.temperature >= 0.0, "0 (greedy) or more"),
+            "top_k": (self.top_k >= 0, "0 (all tokens) or more"),
+            "top_p": (0.0 < self.top_p <= 1.0, "above 0, up to 1 (all tokens)"),
+            "min_p": (0.0 <= self.min_p <= 1.0, "from 0 (all tokens) to 1"),
+            "max_tokens": (self.max_tokens >= 1, "1 or more"),
+            "seed": (self.seed is None or 0 <= self.seed < 2**63, "from 0 to 2**63 - 1, or None"),
+        }
+        for name, (good, range_) in checks.items():
+            # `not good` also catches NaN, which compares false with everything.
+            if not good:
+                raise RequestError(f"{name}={getattr(self, name)}: must be {range_}")
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A request being served: its tokens, and the pages and the state slot that it holds."""
+
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int
+    pages: list[int] = field(default_factory=list)
+    state_index: int = 0
+    num_cached: int = 0
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def output_ids(self) -> list[int]:
+        """The tokens generated so far."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    def append(self, token_id: int, logprob: float) -> None:
+        """Take a sampled token."""
+        self.token_ids.append(token_id)
+        self.logprobs.append(logprob)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A served request: `logprobs` has one entry for each of `token_ids`.
+
+    `text` is None where the model came without a tokenizer. `finish_reason` is `stop` after an
+    end token, which is the last of `token_ids`, or `length`.
+    """
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+    text: str | None
+    finish_reason: FinishReason
