@@ -3,7 +3,8 @@
 #
 #   sweeps/gpu_session.sh OUT STEP...
 #
-# Steps: doctor tests controls fla counts overhead freetoken-0.1.2 freetoken-0.1.3.
+# Steps: doctor tests controls fla counts overhead freetoken-0.1.2 freetoken-0.1.3 engine-tests
+# engine-profile engine-speed.
 # WHEELS, where it is given, is a folder with base/, ftdeps/, ft-0.1.2/ and ft-0.1.3/ of wheels to
 # use without a package registry. QUICK=1 makes a first try of each step. SIMULATED is the JSON of a
 # simulated dense run of the fla example, to compare with. A copy without history says in
@@ -58,6 +59,21 @@ freetoken() { # freetoken VERSION
     TABLE+=("$(cat "$WORK/table-$1" 2>/dev/null || echo "freetoken-$1 failed")")
 }
 
+engine_speed() { # the engine and FreeToken 0.1.2 in turn, where its wheels are given
+    (
+        options=()
+        if [ -n "${WHEELS:-}" ]; then
+            unpack "$WORK/site-speed" ft-0.1.2 ftdeps
+            eval "$("$PY" -m examples.freetoken.prepare "$WORK/kernels-speed" 2>"$WORK/prepare.log")"
+            options=(--freetoken)
+        fi
+        step engine-speed 500 "$PY" benchmarks/engine_speed.py "${options[@]}" \
+            ${QUICK:+--rounds 1} --out "$OUT/engine.json"
+        printf '%s\n' "${TABLE[@]}" >"$WORK/table-speed"
+    )
+    TABLE+=("$(cat "$WORK/table-speed" 2>/dev/null || echo "engine-speed failed")")
+}
+
 [ -n "${WHEELS:-}" ] && unpack "$WORK/site" base
 for name in "$@"; do
     case $name in
@@ -82,6 +98,9 @@ for name in "$@"; do
         step overhead 240 "$PY" benchmarks/hook_overhead.py ${QUICK:+--quick} ${PAIRS:+--pairs "$PAIRS"} \
             --out "$OUT/overhead.json"
         ;;
+    engine-tests) step engine-tests 400 "$PY" -m pytest -q -m gpu -n "$JOBS" --dist load tests/engine ;;
+    engine-profile) step engine-profile 200 "$PY" benchmarks/engine_speed.py --profile ;;
+    engine-speed) engine_speed ;;
     freetoken-*) freetoken "${name#freetoken-}" ;;
     *)
         echo "gpu_session: unknown step $name" >&2

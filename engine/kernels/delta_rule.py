@@ -11,11 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.delta_rule_chunks import CHUNK, prepare_chunks
+from engine.kernels.delta_rule_chunks import CHUNK, NUM_WARPS, prepare_chunks
 
 # As many programs for one sequence of 32 heads of 128 as an H200 has multiprocessors, about.
 BLOCK_V = 32
-NUM_WARPS = 4
 
 
 @triton.jit

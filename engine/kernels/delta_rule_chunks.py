@@ -17,7 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 CHUNK = 64
-NUM_WARPS = 4
+# Two warps are no warpgroup: with four, Triton 3.6 multiplies these tiles by wgmma and gets rows
+# from the 16th on wrong, or reads outside shared memory (triton-lang/triton#11366; seen on an H200).
+NUM_WARPS = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,11 @@ from torch import Tensor
 from engine.kernels import philox
 
 BLOCK = philox.LANES
+# Passes without pivots or noise have the registers for more: their time is that of a load's way.
+SCAN = 4 * BLOCK
 # Thresholds tried in one pass over a row: nine parts, so that 32 bits take ten passes.
 PIVOTS = 8
-NUM_WARPS = 16
+NUM_WARPS = 32
 
 
 @triton.jit
@@ -82,8 +84,9 @@ def uniform(b_word):
 
 
 @triton.jit
-def better(b_best, b_token, p_row, o_token, b_word, temperature, floor, VOCAB: tl.constexpr):
-    """The running best of each lane after the tokens `o_token` with their noise."""
+def better(best, p_row, o_token, b_word, temperature, floor, VOCAB: tl.constexpr):
+    """Each lane's best value and its token, after the tokens `o_token` with their noise."""
+    b_best, b_token = best
     b_scaled = load_scaled(p_row, o_token, temperature, VOCAB)
     b_noisy = b_scaled - tl.log(-tl.log(uniform(b_word)))
     b_kept = (o_token < VOCAB) & (to_key(b_scaled) >= floor)
@@ -108,24 +111,22 @@ def draw(p_row, seed, position, temperature, floor, VOCAB: tl.constexpr, BLOCK: 
     for i_group in range(0, tl.cdiv(VOCAB, 4 * BLOCK)):
         b_counter = i_group * BLOCK + o_lane
         b_w0, b_w1, b_w2, b_w3 = tl.philox(seed, b_counter, b_zero + position, b_zero, b_zero)
-        o_first = i_group * 4 * BLOCK + o_lane
-        b_best, b_token = better(
-            b_best, b_token, p_row, o_first, b_w0, temperature, floor, VOCAB)  # fmt: skip
-        b_best, b_token = better(
-            b_best, b_token, p_row, o_first + BLOCK, b_w1, temperature, floor, VOCAB)  # fmt: skip
-        b_best, b_token = better(
-            b_best, b_token, p_row, o_first + 2 * BLOCK, b_w2, temperature, floor, VOCAB)  # fmt: skip
-        b_best, b_token = better(
-            b_best, b_token, p_row, o_first + 3 * BLOCK, b_w3, temperature, floor, VOCAB)  # fmt: skip
+        o_token = i_group * 4 * BLOCK + o_lane
+        best = b_best, b_token
+        best = better(best, p_row, o_token, b_w0, temperature, floor, VOCAB)
+        best = better(best, p_row, o_token + BLOCK, b_w1, temperature, floor, VOCAB)
+        best = better(best, p_row, o_token + 2 * BLOCK, b_w2, temperature, floor, VOCAB)
+        best = better(best, p_row, o_token + 3 * BLOCK, b_w3, temperature, floor, VOCAB)
+        b_best, b_token = best
     return first_of_best(b_best, b_token, VOCAB)
 
 
 @triton.jit
-def mass_above(p_row, temperature, largest, floor, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+def mass_above(p_row, temperature, largest, floor, VOCAB: tl.constexpr, SCAN: tl.constexpr):
     """The sum of `exp(scaled - largest)` over tokens at or above `floor`."""
-    o_lane = tl.arange(0, BLOCK)
-    b_sum = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, VOCAB, BLOCK):
+    o_lane = tl.arange(0, SCAN)
+    b_sum = tl.zeros((SCAN,), tl.float32)
+    for start in range(0, VOCAB, SCAN):
         b_scaled = load_scaled(p_row, start + o_lane, temperature, VOCAB)
         b_sum += tl.where(to_key(b_scaled) >= floor, tl.exp(b_scaled - largest), 0.0)
     return tl.sum(b_sum)
@@ -145,14 +146,15 @@ def sample_kernel(
     logits_stride,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
+    SCAN: tl.constexpr,
     PIVOTS: tl.constexpr,
 ):
     i_row = tl.program_id(0)
     p_row = p_logits + i_row.to(tl.int64) * logits_stride
-    o_lane = tl.arange(0, BLOCK)
-    b_best = tl.full((BLOCK,), float("-inf"), tl.float32)
-    b_token = tl.full((BLOCK,), VOCAB - 1, tl.int32)
-    for start in range(0, VOCAB, BLOCK):
+    o_lane = tl.arange(0, SCAN)
+    b_best = tl.full((SCAN,), float("-inf"), tl.float32)
+    b_token = tl.full((SCAN,), VOCAB - 1, tl.int32)
+    for start in range(0, VOCAB, SCAN):
         b_logits = load_scaled(p_row, start + o_lane, 1.0, VOCAB)
         b_wins = b_logits > b_best
         b_best = tl.where(b_wins, b_logits, b_best)
@@ -160,7 +162,7 @@ def sample_kernel(
     largest = tl.max(b_best)
     token = first_of_best(b_best, b_token, VOCAB)
     everything = to_key(tl.full((), float("-inf"), tl.float32))
-    total = mass_above(p_row, 1.0, largest, everything, VOCAB, BLOCK)
+    total = mass_above(p_row, 1.0, largest, everything, VOCAB, SCAN)
 
     temperature = tl.load(p_temperature + i_row)
     if temperature > 0:
@@ -172,7 +174,7 @@ def sample_kernel(
                 p_row, temperature, highest, floor, top_k, VOCAB, False, BLOCK, PIVOTS)  # fmt: skip
         top_p = tl.load(p_top_p + i_row)
         if top_p < 1:
-            mass = top_p * mass_above(p_row, temperature, highest, floor, VOCAB, BLOCK)
+            mass = top_p * mass_above(p_row, temperature, highest, floor, VOCAB, SCAN)
             floor = find_threshold(
                 p_row, temperature, highest, floor, mass, VOCAB, True, BLOCK, PIVOTS)  # fmt: skip
         min_p = tl.load(p_min_p + i_row)
@@ -216,6 +218,7 @@ def sample(
         logits.stride(0),
         VOCAB=vocab_size,
         BLOCK=BLOCK,
+        SCAN=SCAN,
         PIVOTS=PIVOTS,
         num_warps=NUM_WARPS,
     )

@@ -7,7 +7,7 @@ import torch
 
 from engine.kernels import reference
 from engine.kernels.attention import attention
-from tests.engine.kernels.checks import assert_close, for_reference, interpreting
+from tests.engine.kernels.checks import assert_close, for_reference
 from tests.engine.kernels.pages import Batch, Heads
 
 # Beside page and key-block edges, none a multiple of both.

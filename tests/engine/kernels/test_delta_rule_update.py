@@ -16,7 +16,6 @@ from tests.engine.kernels.checks import (
     draw,
     for_reference,
     generator,
-    interpreting,
     poisoned,
     strided,
 )
