@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.delta_rule_chunks import CHUNK, NUM_WARPS, prepare_chunks
+from engine.kernels.delta_rule_chunks import CHUNK, prepare_chunks, warps_for
 
 # As many programs for one sequence of 32 heads of 128 as an H200 has multiprocessors, about.
 BLOCK_V = 32
@@ -132,7 +132,7 @@ def gated_delta_rule(
         CHUNK=CHUNK,
         BLOCK_K=max(16, triton.next_power_of_2(k_dim)),
         BLOCK_V=block_v,
-        num_warps=NUM_WARPS,
+        num_warps=warps_for(v.dtype),
         num_stages=1 if v.dtype == torch.float32 else 2,
     )
     return chunks.u

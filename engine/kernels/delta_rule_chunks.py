@@ -17,9 +17,16 @@ import triton.language as tl
 from torch import Tensor
 
 CHUNK = 64
-# Two warps are no warpgroup: with four, Triton 3.6 multiplies these tiles by wgmma and gets rows
-# from the 16th on wrong, or reads outside shared memory (triton-lang/triton#11366; seen on an H200).
-NUM_WARPS = 2
+
+
+def warps_for(dtype: torch.dtype) -> int:
+    """The warps of both kernels.
+
+    Two are no warpgroup: with four, Triton 3.6 multiplies 16-bit tiles by wgmma and gets rows from
+    the 16th on wrong, or reads outside shared memory (triton-lang/triton#11366; seen on an H200).
+    """
+    return 4 if dtype == torch.float32 else 2
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +199,7 @@ def prepare_chunks(
         LEVELS=CHUNK.bit_length() - 1,
         BLOCK_K=max(16, triton.next_power_of_2(k_dim)),
         BLOCK_V=max(16, triton.next_power_of_2(v_dim)),
-        num_warps=NUM_WARPS,
+        num_warps=warps_for(v.dtype),
         num_stages=1,
     )
     return chunks
