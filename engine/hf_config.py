@@ -95,25 +95,32 @@ class HfConfig(BaseModel):
             ConfigError: for a rope type that the engine doesn't run.
         """
         given = {**(self.rope_scaling or {}), **(self.rope_parameters or {})}
+        try:
+            return self._rope(given, head_dim, default_partial)
+        except KeyError as missing:
+            raise ConfigError(f"{self.origin}: rope parameters lack {missing}") from None
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self.origin}: rope parameters {given}: {error}") from None
+
+    def _rope(self, given: dict[str, Any], head_dim: int, default_partial: float) -> RopeConfig:
         kind = given.get("rope_type", given.get("type", "default"))
         theta = float(given.get("rope_theta", self.rope_theta or 10_000.0))
         partial = given.get("partial_rotary_factor", self.partial_rotary_factor)
         rotary_dim = int(head_dim * (default_partial if partial is None else float(partial)))
+        if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
+            raise ValueError(f"{rotary_dim} of {head_dim} dimensions can't be rotated in pairs")
         if kind in ("default", "mrope"):
             return RopeConfig(theta, rotary_dim)
-        try:
-            if kind == "linear":
-                return RopeConfig(theta, rotary_dim, linear_factor=float(given["factor"]))
-            if kind == "llama3":
-                scaling = Llama3Scaling(
-                    float(given["factor"]),
-                    float(given["low_freq_factor"]),
-                    float(given["high_freq_factor"]),
-                    int(given["original_max_position_embeddings"]),
-                )
-                return RopeConfig(theta, rotary_dim, llama3=scaling)
-        except KeyError as missing:
-            raise ConfigError(f"{self.origin}: rope type {kind!r} needs {missing}") from None
+        if kind == "linear":
+            return RopeConfig(theta, rotary_dim, linear_factor=float(given["factor"]))
+        if kind == "llama3":
+            scaling = Llama3Scaling(
+                float(given["factor"]),
+                float(given["low_freq_factor"]),
+                float(given["high_freq_factor"]),
+                int(given["original_max_position_embeddings"]),
+            )
+            return RopeConfig(theta, rotary_dim, llama3=scaling)
         raise ConfigError(
             f"{self.origin}: rope type {kind!r} is not supported; "
             "the engine runs 'default', 'linear' and 'llama3'"
@@ -126,16 +133,16 @@ def read_hf_config(model: str | Path) -> HfConfig:
     Raises:
         ConfigError: if there is neither, or the file can't be read or lacks a field.
     """
-    preset = PRESETS / f"{model}.json"
-    path = preset if preset.is_file() else Path(model) / "config.json"
-    if not path.is_file():
+    is_preset = str(model) in preset_names()
+    path = PRESETS / f"{model}.json" if is_preset else Path(model) / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(
             f"{str(model)!r} is neither a preset ({', '.join(preset_names())}) "
             "nor a directory with a config.json"
-        )
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not readable as JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: holds a {type(raw).__name__} where an object belongs")
@@ -154,9 +161,12 @@ def parse(raw: dict[str, Any], origin: str) -> HfConfig:
             f"{origin}: architectures is {architectures!r}; it must name one model class"
         )
     refuse_quantization(raw, origin)
-    # A multimodal model keeps its text model's fields in an object of their own.
+    # A multimodal model keeps its text model's fields in an object of their own, but whether the
+    # head is the embeddings is the whole model's to say.
     text = raw.get("text_config") or {}
-    fields = {**raw, **text} if isinstance(text, dict) else raw
+    fields = {**raw, **text} if isinstance(text, dict) else dict(raw)
+    if "tie_word_embeddings" in raw:
+        fields["tie_word_embeddings"] = raw["tie_word_embeddings"]
     try:
         return HfConfig(**{**fields, "architecture": architectures[0], "origin": origin})
     except ValidationError as error:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import numbers
+import operator
 import random
 from collections.abc import Sequence as Sequence_
 from pathlib import Path
-from types import ModuleType
 from typing import Literal
 
 import torch
 
-from engine.config import ModelConfig
-from engine.errors import ConfigError, RequestError
-from engine.hf_config import PRESETS, read_hf_config
-from engine.kernels import load_operations
+from engine.errors import RequestError
+from engine.hf_config import preset_names, read_hf_config
 from engine.kv_cache import PagePool
 from engine.loader import DummyWeights, SafetensorsWeights, Weights
 from engine.models.decoder import Decoder
 from engine.models.registry import family_of
+from engine.options import (
+    check_sizes,
+    choose_context,
+    choose_device,
+    choose_dtype,
+    choose_operations,
+)
 from engine.request import FinishReason, RequestOutput, SamplingParams, Sequence
 from engine.runner import SCRATCH_SLOT, Runner
 from engine.tokenizer import read_tokenizer
 
 Prompt = str | Sequence_[int]
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 class LLM:
@@ -73,10 +78,10 @@ class LLM:
         self.random = random.Random(seed)
 
         directory = Path(model)
-        dummy = dummy_weights or (PRESETS / f"{model}.json").is_file()
-        self.tokenizer = None if dummy and not directory.is_dir() else read_tokenizer(directory)
+        is_preset = str(model) in preset_names()
+        self.tokenizer = None if is_preset else read_tokenizer(directory)
         weights: Weights
-        if dummy:
+        if dummy_weights or is_preset:
             weights = DummyWeights(self.device, self.dtype, seed)
         else:
             num_layers = len(self.config.layers)
@@ -164,10 +169,13 @@ class LLM:
                     "give token ids"
                 )
             return list(self.tokenizer.encode(prompt).ids)
-        for token in prompt:
-            if not isinstance(token, int) or isinstance(token, bool):
-                raise RequestError(f"prompt {index}: token id {token!r} is not an int")
-        return list(prompt)
+        try:
+            tokens = list(prompt)
+        except TypeError:
+            raise RequestError(
+                f"prompt {index} is a {type(prompt).__name__}; give a text or a list of token ids"
+            ) from None
+        return [token_id(index, token) for token in tokens]
 
     def serve(self, sequence: Sequence) -> RequestOutput:
         """Run one request to its end."""
@@ -201,84 +209,43 @@ class LLM:
 
 
 def as_list(prompts: Prompt | Sequence_[Prompt]) -> list[Prompt]:
-    """Prompts as a list, also where one was given without a list around it."""
+    """Prompts as a list, also where one was given without a list around it.
+
+    Raises:
+        RequestError: if that is no list of prompts.
+    """
     if isinstance(prompts, str):
         return [prompts]
-    listed = list(prompts)
-    if listed and all(isinstance(item, int) for item in listed):
-        return [[item for item in listed if isinstance(item, int)]]
-    return [item for item in listed if not isinstance(item, int)]
-
-
-def check_sizes(
-    kv_tokens: int, page_size: int, max_model_len: int | None, max_prefill_tokens: int
-) -> None:
-    """Raise a ConfigError for a size that can't be."""
-    sizes = {"kv_tokens": kv_tokens, "max_prefill_tokens": max_prefill_tokens}
-    if max_model_len is not None:
-        sizes["max_model_len"] = max_model_len
-    for name, size in sizes.items():
-        if size < 1:
-            raise ConfigError(f"{name}={size}: must be 1 or more")
-    if page_size < 16 or page_size & (page_size - 1):
-        raise ConfigError(f"page_size={page_size}: must be a power of two, 16 or more")
-
-
-def choose_device(device: str) -> str:
-    """The device to run on.
-
-    Raises:
-        ConfigError: for one that isn't there, or of another kind.
-    """
-    available = torch.cuda.is_available()
-    if device == "auto":
-        return "cuda" if available else "cpu"
-    kind, _, index = device.partition(":")
-    if kind == "cpu" and not index:
-        return device
-    if kind != "cuda" or (index and not index.isdigit()):
-        raise ConfigError(f"device={device!r}: must be auto, cpu, cuda or cuda:N")
-    if not available or int(index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count() if available else 0
-        raise ConfigError(f"device={device!r}: torch sees {count} GPUs here; device='cpu' works")
-    # Triton launches on the current device.
-    torch.cuda.set_device(int(index or 0))
-    return device
-
-
-def choose_dtype(dtype: str, config: ModelConfig, *, on_gpu: bool) -> torch.dtype:
-    """The dtype of weights and activations.
-
-    Raises:
-        ConfigError: for one that the engine doesn't compute in.
-    """
-    name = dtype if dtype != "auto" else config.dtype if on_gpu else "float32"
-    if name not in DTYPES:
-        raise ConfigError(f"dtype {name!r}: the engine runs {', '.join(DTYPES)}")
-    return DTYPES[name]
-
-
-def choose_context(asked: int | None, config: ModelConfig) -> int:
-    """The longest prompt and output together.
-
-    Raises:
-        ConfigError: if more is asked for than the model was made for.
-    """
-    if asked is not None and asked > config.max_positions:
-        raise ConfigError(
-            f"max_model_len={asked}: {config.architecture} was made for {config.max_positions}"
+    try:
+        listed = list(prompts)
+    except TypeError:
+        raise RequestError(
+            f"prompts is a {type(prompts).__name__}; give texts or lists of token ids"
+        ) from None
+    tokens = [is_token(item) for item in listed]
+    if listed and all(tokens):
+        return [listed]  # type: ignore[list-item]
+    if any(tokens):
+        raise RequestError(
+            "prompts mixes token ids and prompts; put each prompt's ids into a list of their own"
         )
-    return config.max_positions if asked is None else asked
+    return listed  # type: ignore[return-value]
 
 
-def choose_operations(kernels: str, *, on_gpu: bool) -> ModuleType:
-    """The operations to run with.
+def is_token(item: object) -> bool:
+    """Whether `item` is a number rather than a prompt."""
+    return isinstance(item, numbers.Number) or getattr(item, "shape", None) == ()
+
+
+def token_id(index: int, token: object) -> int:
+    """A prompt's token id as an int, also from NumPy's and torch's integers.
 
     Raises:
-        ConfigError: for another name.
+        RequestError: if it is no integer.
     """
-    if kernels not in ("auto", "fused", "reference"):
-        raise ConfigError(f"kernels={kernels!r}: must be auto, fused or reference")
-    if kernels == "auto":
-        kernels = "fused" if on_gpu else "reference"
-    return load_operations(kernels)
+    try:
+        if not isinstance(token, bool):
+            return operator.index(token)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise RequestError(f"prompt {index}: token id {token!r} is not an integer")

@@ -172,9 +172,9 @@ def checkpoint_files(directory: Path) -> list[Path]:
     if index.is_file():
         try:
             names: Iterable[str] = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+            paths = sorted(directory / name for name in names)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise WeightsError(f"{index}: not a safetensors index: {error!r}") from None
-        paths = sorted(directory / name for name in names)
         missing = [path.name for path in paths if not path.is_file()]
         if missing:
             raise WeightsError(

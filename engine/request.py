@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, field
 from typing import Literal
@@ -33,18 +34,28 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        checks = {
-            "temperature": (self.temperature >= 0.0, "0 (greedy) or more"),
-            "top_k": (self.top_k >= 0, "0 (all tokens) or more"),
-            "top_p": (0.0 < self.top_p <= 1.0, "above 0, up to 1 (all tokens)"),
-            "min_p": (0.0 <= self.min_p <= 1.0, "from 0 (all tokens) to 1"),
-            "max_tokens": (self.max_tokens >= 1, "1 or more"),
-            "seed": (self.seed is None or 0 <= self.seed < 2**63, "from 0 to 2**63 - 1, or None"),
-        }
-        for name, (good, range_) in checks.items():
-            # `not good` also catches NaN, which compares false with everything.
-            if not good:
-                raise RequestError(f"{name}={getattr(self, name)}: must be {range_}")
+        for name, (whole, low, high, range_) in RANGES.items():
+            value = getattr(self, name)
+            if name == "seed" and value is None:
+                continue
+            kinds = int if whole else (int, float)
+            right_kind = isinstance(value, kinds) and not isinstance(value, bool)
+            # A NaN is between no two numbers.
+            if not right_kind or not low <= value <= high:
+                raise RequestError(f"{name}={value!r}: must be {range_}")
+        if self.top_p == 0:
+            raise RequestError(f"top_p={self.top_p!r}: must be {RANGES['top_p'][-1]}")
+
+
+# Whether a parameter is a whole number, its smallest and largest value, and how to say so.
+RANGES: dict[str, tuple[bool, float, float, str]] = {
+    "temperature": (False, 0.0, sys.float_info.max, "a number, 0 (greedy) or more"),
+    "top_k": (True, 0, 2**31 - 1, "a whole number, 0 (all tokens) or more"),
+    "top_p": (False, 0.0, 1.0, "a number above 0, up to 1 (all tokens)"),
+    "min_p": (False, 0.0, 1.0, "a number from 0 (all tokens) to 1"),
+    "max_tokens": (True, 1, sys.maxsize, "a whole number, 1 or more"),
+    "seed": (True, 0, 2**63 - 1, "a whole number from 0 to 2**63 - 1, or None"),
+}
 
 
 @dataclass(slots=True)

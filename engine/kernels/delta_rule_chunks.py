@@ -28,7 +28,6 @@ def warps_for(dtype: torch.dtype) -> int:
     return 4 if dtype == torch.float32 else 2
 
 
-
 @dataclass(frozen=True, slots=True)
 class Chunks:
     """What the launch leaves for every token and value head.
