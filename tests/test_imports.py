@@ -120,6 +120,7 @@ def layer_of(module: str) -> str | None:
                 return layer
     return None
 
+
 #: Layers that are functions of their arguments, and what would make them something else.
 PURE_LAYERS = {"data", "pure", "report"}
 IO = {"asyncio", "ctypes", "io", "logging", "multiprocessing", "os", "pathlib", "shutil", "socket"}
