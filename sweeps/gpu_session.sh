@@ -8,7 +8,7 @@
 # WHEELS, where it is given, is a folder with base/, ftdeps/, ft-0.1.2/ and ft-0.1.3/ of wheels to
 # use without a package registry. QUICK=1 makes a first try of each step. SIMULATED is the JSON of a
 # simulated dense run of the fla example, to compare with. A copy without history says in
-# JITWATCH_COMMIT what it is a copy of. PAIRS is the number of pairs that overhead times.
+# JITWATCH_COMMIT what it is a copy of; what git would say of it is not asked then. PAIRS is the number of pairs that overhead times.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -18,6 +18,7 @@ WORK=$(mktemp -d)
 JOBS=${JOBS:-8}
 LENGTHS=11,12,13,16,17,32,33,64,65,80,127,128,129,256,257,300,512,1000,1024,1025,2048,2049,2560
 export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD"
+[ -n "${JITWATCH_COMMIT:-}" ] && export GIT_DIR=/nonexistent
 declare -a TABLE=()
 
 unpack() { # unpack SITE FOLDER...: install wheels, without their dependencies, into SITE
