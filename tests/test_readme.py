@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -27,3 +28,13 @@ def test_make_targets_named_exist():
 def test_files_linked_exist():
     for link in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / link).exists(), link
+
+
+def test_the_engines_figures_are_those_of_their_committed_result():
+    [link] = re.findall(r"\[figures\]\((sweeps/results/engine/[^)]+)\)", README)
+    result = json.loads((ROOT / link).read_text())
+    for title, name in (("engine", "engine"), ("FreeToken 0.1.2", "freetoken")):
+        figures = result[name]
+        ttft = [f"{figures['ttft_ms'][length]:.1f} ms" for length in ("11", "128", "1024", "2048")]
+        cells = [title, *ttft, f"{figures['decode_tokens_per_s']:.0f} tokens/s"]
+        assert f"| {' | '.join(cells)} |" in README
