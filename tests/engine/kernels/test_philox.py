@@ -51,6 +51,20 @@ def test_a_kernel_draws_the_same(device, seed, position):
     assert torch.equal(out.cpu(), philox.uniform(seed, position, out.numel(), "cpu"))
 
 
+@triton.jit
+def to_uniform_kernel(p_words, p_out, BLOCK: tl.constexpr):
+    o_out = tl.arange(0, BLOCK)
+    tl.store(p_out + o_out, sampling.uniform(tl.load(p_words + o_out)))
+
+
+def test_the_ends_of_the_range_in_a_kernel(device):
+    words = torch.tensor([0, 1, 2**30, 2**31 - 1, 2**31, 2**31 + 1, ONES - 1, ONES])
+    out = torch.empty(8, device=device)
+    signed = torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+    to_uniform_kernel[(1,)](signed.to(device), out, BLOCK=8)
+    assert torch.equal(out.cpu(), philox.to_uniform(words))
+
+
 def test_numbers_are_uniform_and_inside():
     numbers = philox.uniform(3, 9, 100_000, "cpu")
     assert numbers.min() > 0

@@ -97,13 +97,14 @@ def test_frequencies_follow_the_distribution(device):
     assert chi_square < 21
 
 
-def test_top_p_keeps_exactly_what_reaches_it(device):
+def test_exactly_what_belongs_is_kept(device):
     probabilities = torch.tensor([0.4, 0.3, 0.2, 0.06, 0.04])
     row = probabilities.log().to(device)
     # An interpreted draw takes a tenth of a second.
     count = 25 if device == "cpu" else 200
     for top_p, kept in ((0.39, {0}), (0.41, {0, 1}), (0.69, {0, 1}), (0.71, {0, 1, 2})):
         assert set(drawn(row, (1.0, 0, top_p, 0.0), count, device)) == kept
+    assert set(drawn(row, (1.0, 2, 1.0, 0.0), count, device)) == {0, 1}
     # Of the three likeliest, renormalised, two reach 0.75.
     assert set(drawn(row, (1.0, 3, 0.75, 0.0), count, device)) == {0, 1}
     assert set(drawn(row, (1.0, 0, 1.0, 0.16), count, device)) == {0, 1, 2}
