@@ -17,6 +17,9 @@ PYTEST_ARGS ?= $(if $(SETUP),-n 2 --dist loadfile)
 # Kernels whose arithmetic is checked in Triton's interpreter.
 INTERPRETED := tests/engine/kernels
 
+# Two test processes share the cores already: torch's threads would only wait for one another.
+export OMP_NUM_THREADS ?= 1
+
 VENV := .venv
 STAMP := $(VENV)/.set-up
 

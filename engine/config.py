@@ -131,9 +131,10 @@ class ModelConfig:
         Raises:
             ConfigError: if the model has fewer layers, or none are left.
         """
-        if not 1 <= num_layers <= len(self.layers):
+        whole = isinstance(num_layers, int) and not isinstance(num_layers, bool)
+        if not whole or not 1 <= num_layers <= len(self.layers):
             raise ConfigError(
-                f"layers={num_layers}: {self.architecture} has {len(self.layers)} layers here; "
+                f"layers={num_layers!r}: {self.architecture} has {len(self.layers)} layers here; "
                 f"give a number from 1 to {len(self.layers)}"
             )
         return replace(self, layers=self.layers[:num_layers])

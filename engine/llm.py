@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import numbers
-import operator
 import random
 from collections.abc import Sequence as Sequence_
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 import torch
 
-from engine.errors import RequestError
-from engine.hf_config import preset_names, read_hf_config
+from engine.errors import ConfigError, RequestError
+from engine.hf_config import is_preset, parse, read_config_file
 from engine.kv_cache import PagePool
 from engine.loader import DummyWeights, SafetensorsWeights, Weights
+from engine.memory import enough_memory
 from engine.models.decoder import Decoder
+from engine.models.family import Family
 from engine.models.registry import family_of
 from engine.options import (
     check_sizes,
@@ -24,11 +25,10 @@ from engine.options import (
     choose_dtype,
     choose_operations,
 )
+from engine.prompts import Prompt, as_list, encode, params_for_each
 from engine.request import FinishReason, RequestOutput, SamplingParams, Sequence
 from engine.runner import SCRATCH_SLOT, Runner
 from engine.tokenizer import read_tokenizer
-
-Prompt = str | Sequence_[int]
 
 
 class LLM:
@@ -52,8 +52,8 @@ class LLM:
         self,
         model: str | Path,
         *,
-        device: str = "auto",
-        dtype: str = "auto",
+        device: str | torch.device = "auto",
+        dtype: str | torch.dtype = "auto",
         layers: int | None = None,
         dummy_weights: bool = False,
         seed: int = 0,
@@ -64,35 +64,53 @@ class LLM:
         kernels: Literal["auto", "fused", "reference"] = "auto",
         cuda_graphs: bool = True,
     ) -> None:
-        check_sizes(kv_tokens, page_size, max_model_len, max_prefill_tokens)
+        check_sizes(
+            kv_tokens=kv_tokens,
+            page_size=page_size,
+            max_model_len=max_model_len,
+            max_prefill_tokens=max_prefill_tokens,
+            seed=seed,
+        )
         self.device = choose_device(device)
         on_gpu = self.device != "cpu"
-        hf = read_hf_config(model)
-        family = family_of(hf)
-        full = family.read_config(hf)
+        file = read_config_file(model)
+        family = family_of(file)
+        full = family.read_config(parse(file))
         self.config = full if layers is None else full.shortened(layers)
         self.dtype = choose_dtype(dtype, self.config, on_gpu=on_gpu)
-        self.pool = PagePool(-(-kv_tokens // page_size), page_size)
         self.max_model_len = choose_context(max_model_len, self.config)
         self.max_prefill_tokens = max_prefill_tokens
         self.random = random.Random(seed)
-
-        directory = Path(model)
-        is_preset = str(model) in preset_names()
-        self.tokenizer = None if is_preset else read_tokenizer(directory)
-        weights: Weights
-        if dummy_weights or is_preset:
-            weights = DummyWeights(self.device, self.dtype, seed)
-        else:
-            num_layers = len(self.config.layers)
-            shortened = num_layers < len(full.layers)
-            weights = SafetensorsWeights(directory, self.device, self.dtype, num_layers, shortened)
+        directory = None if is_preset(model) else Path(model)
+        self.tokenizer = None if directory is None else read_tokenizer(directory)
         operations = choose_operations(kernels, on_gpu=on_gpu)
-        longest = min(self.max_model_len, self.pool.num_pages * page_size)
+        no_room = ConfigError(
+            f"the weights of {str(model)!r} and a cache of kv_tokens={kv_tokens} don't fit into "
+            f"the memory of {self.device}; lower kv_tokens, or keep fewer layers with layers=N"
+        )
+        with enough_memory(no_room):
+            self.pool = PagePool(-(-kv_tokens // page_size), page_size)
+            weights: Weights
+            if dummy_weights or directory is None:
+                weights = DummyWeights(self.device, self.dtype, seed)
+            else:
+                weights = self.stored_weights(directory, len(full.layers))
+            self.runner = self.build(weights, operations, family)
+            if on_gpu and cuda_graphs:
+                self.runner.capture()
+
+    def stored_weights(self, directory: Path, all_layers: int) -> SafetensorsWeights:
+        """The checkpoint's tensors, without the layers that the engine doesn't build."""
+        kept = len(self.config.layers)
+        return SafetensorsWeights(directory, self.device, self.dtype, kept, kept < all_layers)
+
+    def build(self, weights: Weights, operations: ModuleType, family: Family) -> Runner:
+        """The model with its weights and caches."""
+        longest = min(self.max_model_len, self.pool.num_pages * self.pool.page_size)
         with torch.inference_mode():
             cos_sin = self.config.rope.table(longest).to(self.device)
             decoder = Decoder(self.config, weights, operations, cos_sin, family.load_projection)
-        self.runner = Runner(
+        return Runner(
             decoder,
             operations,
             self.pool,
@@ -101,8 +119,6 @@ class LLM:
             dtype=self.dtype,
             device=self.device,
         )
-        if on_gpu and cuda_graphs:
-            self.runner.capture()
 
     def generate(
         self,
@@ -118,12 +134,7 @@ class LLM:
             RequestError: naming the prompt and what is wrong with it.
         """
         listed = as_list(prompts)
-        if params is None or isinstance(params, SamplingParams):
-            every = [params or SamplingParams()] * len(listed)
-        else:
-            every = list(params)
-        if len(every) != len(listed):
-            raise RequestError(f"{len(listed)} prompts and {len(every)} sampling parameters")
+        every = params_for_each(params, len(listed))
         sequences = [
             self.admit(index, prompt, param)
             for index, (prompt, param) in enumerate(zip(listed, every, strict=True))
@@ -132,7 +143,7 @@ class LLM:
 
     def admit(self, index: int, prompt: Prompt, params: SamplingParams) -> Sequence:
         """Check a request against the vocabulary, the context and the cache."""
-        token_ids = self.encode(index, prompt)
+        token_ids = encode(index, prompt, self.tokenizer)
         if not token_ids:
             raise RequestError(f"prompt {index} is empty; give it at least one token")
         for place, token in enumerate(token_ids):
@@ -141,50 +152,47 @@ class LLM:
                     f"prompt {index}: token id {token} at place {place} is outside the "
                     f"vocabulary of {self.config.vocab_size}"
                 )
-        if len(token_ids) >= self.max_model_len:
+        self.check_room(index, len(token_ids), params)
+        seed = self.random.getrandbits(63) if params.seed is None else int(params.seed)
+        return Sequence(token_ids, len(token_ids), params, seed)
+
+    def check_room(self, index: int, prompt_tokens: int, params: SamplingParams) -> None:
+        """Raise a RequestError for a request that is too long for the context or the cache."""
+        if prompt_tokens >= self.max_model_len:
+            longest = self.config.max_positions
+            raisable = self.max_model_len < longest
             raise RequestError(
-                f"prompt {index} has {len(token_ids)} tokens; with one to generate that is beyond "
-                f"the context of {self.max_model_len}"
+                f"prompt {index} has {prompt_tokens} tokens; with one to generate that is beyond "
+                f"the context of {self.max_model_len}. Shorten it"
+                + (f" or raise max_model_len, up to {longest}" if raisable else "")
             )
-        pages = self.pool.pages_for(self.room(len(token_ids), params))
+        pages = self.pool.pages_for(self.room(prompt_tokens, params))
         if pages > self.pool.num_pages:
+            fits_alone = self.pool.pages_for(prompt_tokens + 1) <= self.pool.num_pages
             raise RequestError(
                 f"prompt {index} needs {pages} pages of {self.pool.page_size} tokens for its "
-                f"{len(token_ids)} tokens and max_tokens={params.max_tokens}; the cache has "
-                f"{self.pool.num_pages}. Raise kv_tokens or lower max_tokens"
+                f"{prompt_tokens} tokens and max_tokens={params.max_tokens}; the cache has "
+                f"{self.pool.num_pages}. Raise kv_tokens or "
+                + ("lower max_tokens" if fits_alone else "shorten the prompt")
             )
-        seed = self.random.getrandbits(63) if params.seed is None else params.seed
-        return Sequence(list(token_ids), len(token_ids), params, seed)
 
     def room(self, prompt_tokens: int, params: SamplingParams) -> int:
         """Tokens that a request can come to hold in the cache."""
-        return min(prompt_tokens + params.max_tokens, self.max_model_len)
-
-    def encode(self, index: int, prompt: Prompt) -> list[int]:
-        """A prompt's token ids, from its text where it is one."""
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise RequestError(
-                    f"prompt {index} is a text, and the model came without a tokenizer.json; "
-                    "give token ids"
-                )
-            return list(self.tokenizer.encode(prompt).ids)
-        try:
-            tokens = list(prompt)
-        except TypeError:
-            raise RequestError(
-                f"prompt {index} is a {type(prompt).__name__}; give a text or a list of token ids"
-            ) from None
-        return [token_id(index, token) for token in tokens]
+        return min(prompt_tokens + int(params.max_tokens), self.max_model_len)
 
     def serve(self, sequence: Sequence) -> RequestOutput:
         """Run one request to its end."""
         sequence.pages = self.pool.take(self.room(sequence.num_prompt_tokens, sequence.params))
         sequence.state_index = SCRATCH_SLOT + 1
+        no_room = RequestError(
+            f"{self.device} ran out of memory for a prompt of {sequence.num_prompt_tokens} tokens "
+            f"in chunks of {self.max_prefill_tokens}; lower max_prefill_tokens or kv_tokens"
+        )
         try:
-            sequence.append(*self.runner.prefill(sequence, self.max_prefill_tokens))
-            while (reason := self.finished(sequence)) is None:
-                sequence.append(*self.runner.decode(sequence))
+            with enough_memory(no_room):
+                sequence.append(*self.runner.prefill(sequence, self.max_prefill_tokens))
+                while (reason := self.finished(sequence)) is None:
+                    sequence.append(*self.runner.decode(sequence))
         finally:
             self.pool.give_back(sequence.pages)
         output_ids = sequence.output_ids
@@ -206,46 +214,3 @@ class LLM:
         if len(sequence.output_ids) >= params.max_tokens:
             return "length"
         return "length" if len(sequence.token_ids) >= self.max_model_len else None
-
-
-def as_list(prompts: Prompt | Sequence_[Prompt]) -> list[Prompt]:
-    """Prompts as a list, also where one was given without a list around it.
-
-    Raises:
-        RequestError: if that is no list of prompts.
-    """
-    if isinstance(prompts, str):
-        return [prompts]
-    try:
-        listed = list(prompts)
-    except TypeError:
-        raise RequestError(
-            f"prompts is a {type(prompts).__name__}; give texts or lists of token ids"
-        ) from None
-    tokens = [is_token(item) for item in listed]
-    if listed and all(tokens):
-        return [listed]  # type: ignore[list-item]
-    if any(tokens):
-        raise RequestError(
-            "prompts mixes token ids and prompts; put each prompt's ids into a list of their own"
-        )
-    return listed  # type: ignore[return-value]
-
-
-def is_token(item: object) -> bool:
-    """Whether `item` is a number rather than a prompt."""
-    return isinstance(item, numbers.Number) or getattr(item, "shape", None) == ()
-
-
-def token_id(index: int, token: object) -> int:
-    """A prompt's token id as an int, also from NumPy's and torch's integers.
-
-    Raises:
-        RequestError: if it is no integer.
-    """
-    try:
-        if not isinstance(token, bool):
-            return operator.index(token)  # type: ignore[arg-type]
-    except TypeError:
-        pass
-    raise RequestError(f"prompt {index}: token id {token!r} is not an integer")

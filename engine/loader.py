@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable
+import reprlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,8 +23,12 @@ from engine.errors import WeightsError
 Shape = tuple[int, ...]
 Init = Callable[[Tensor, torch.Generator], object]
 
+# Other dtypes are a quantization's, which converting would take for the weights themselves.
+STORED_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 # Parts of a checkpoint that text generation doesn't use.
 UNUSED = re.compile(r"^(mtp\.|model\.visual\.|visual\.|model\.vision_tower\.)|\.inv_freq$")
+# A file beside its index.
+FILE_NAME = re.compile(r"[\w.-]{1,200}\.safetensors")
 LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
@@ -123,7 +128,10 @@ class SafetensorsWeights:
         """Raises WeightsError if the tensor is missing or has another shape."""
         del init
         if name not in self.location:
-            raise WeightsError(f"{self.directory}: {name} is missing{self._near(name)}")
+            raise WeightsError(
+                f"{self.directory}: {name} is missing{self._near(name)}; config.json and weights "
+                "don't belong together, or a file isn't there: download the checkpoint again"
+            )
         path, stored = self.location[name]
         try:
             tensor = self.files[path].get_tensor(stored)
@@ -133,6 +141,11 @@ class SafetensorsWeights:
             raise WeightsError(
                 f"{path}: {stored} has shape {tuple(tensor.shape)}, "
                 f"the configuration makes it {shape}; config.json and weights don't belong together"
+            )
+        if tensor.dtype not in STORED_DTYPES:
+            raise WeightsError(
+                f"{path}: {stored} holds {str(tensor.dtype).removeprefix('torch.')} values; "
+                "take the checkpoint in bfloat16, float16 or float32"
             )
         self.taken.add(name)
         return tensor.to(device=self.device, dtype=dtype or self.dtype)
@@ -170,11 +183,7 @@ def checkpoint_files(directory: Path) -> list[Path]:
     """
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        try:
-            names: Iterable[str] = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-            paths = sorted(directory / name for name in names)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WeightsError(f"{index}: not a safetensors index: {error!r}") from None
+        paths = indexed_files(index)
         missing = [path.name for path in paths if not path.is_file()]
         if missing:
             raise WeightsError(
@@ -191,12 +200,36 @@ def checkpoint_files(directory: Path) -> list[Path]:
     return paths
 
 
+def indexed_files(index: Path) -> list[Path]:
+    """The files that an index names.
+
+    Raises:
+        WeightsError: if it can't be read or is something else.
+    """
+    try:
+        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        if any(not isinstance(name, str) or not FILE_NAME.fullmatch(name) for name in names):
+            raise ValueError(f"names files {reprlib.repr(names)}")
+    except OSError as error:
+        raise WeightsError(f"{index}: can't be read: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise WeightsError(
+            f"{index}: not a safetensors index: {error!r}; download it again"
+        ) from None
+    return sorted(index.parent / name for name in names)
+
+
 def open_file(path: Path) -> Any:
     """A safetensors file, memory-mapped.
 
     Raises:
         WeightsError: if it is cut short or is something else.
     """
+    try:
+        # safetensors says "no such file" of one that may not be read.
+        path.open("rb").close()
+    except OSError as error:
+        raise WeightsError(f"{path}: can't be read: {error.strerror}") from None
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from types import ModuleType
 
 import torch
@@ -13,33 +14,51 @@ from engine.kernels import load_operations
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
+# Sizes and slots are int32 numbers on the device.
+LARGEST_SIZE = 2**30
+
+
 def check_sizes(
-    kv_tokens: int, page_size: int, max_model_len: int | None, max_prefill_tokens: int
+    *,
+    kv_tokens: int,
+    page_size: int,
+    max_model_len: int | None,
+    max_prefill_tokens: int,
+    seed: int,
 ) -> None:
-    """Raise a ConfigError for a size that can't be."""
+    """Raise a ConfigError for a size or a seed that can't be."""
     sizes = {"kv_tokens": kv_tokens, "max_prefill_tokens": max_prefill_tokens}
     if max_model_len is not None:
         sizes["max_model_len"] = max_model_len
     for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise ConfigError(f"{name}={size!r}: must be a whole number, 1 or more")
-    if not isinstance(page_size, int) or page_size < 16 or page_size & (page_size - 1):
+        if not is_whole(size) or not 1 <= size <= LARGEST_SIZE:
+            raise ConfigError(f"{name}={size!r}: must be a whole number from 1 to {LARGEST_SIZE}")
+    in_range = is_whole(page_size) and 16 <= page_size <= LARGEST_SIZE
+    if not in_range or page_size & (page_size - 1):
         raise ConfigError(f"page_size={page_size!r}: must be a power of two, 16 or more")
+    if not is_whole(seed) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed={seed!r}: must be a whole number from 0 to 2**63 - 1")
 
 
-def choose_device(device: str) -> str:
+def is_whole(value: object) -> bool:
+    """Whether `value` is an integer, NumPy's included, and no bool."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def choose_device(device: str | torch.device) -> str:
     """The device to run on.
 
     Raises:
         ConfigError: for one that isn't there, or of another kind.
     """
+    device = str(device)
     available = torch.cuda.is_available()
     if device == "auto":
         return "cuda" if available else "cpu"
     kind, _, index = device.partition(":")
     if kind == "cpu" and not index:
         return device
-    if kind != "cuda" or (index and not index.isdigit()):
+    if kind != "cuda" or (index and not index.isdecimal()):
         raise ConfigError(f"device={device!r}: must be auto, cpu, cuda or cuda:N")
     if not available or int(index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count() if available else 0
@@ -49,12 +68,17 @@ def choose_device(device: str) -> str:
     return device
 
 
-def choose_dtype(dtype: str, config: ModelConfig, *, on_gpu: bool) -> torch.dtype:
+def choose_dtype(dtype: str | torch.dtype, config: ModelConfig, *, on_gpu: bool) -> torch.dtype:
     """The dtype of weights and activations.
 
     Raises:
         ConfigError: for one that the engine doesn't compute in.
     """
+    if dtype == "auto" and on_gpu and config.dtype not in DTYPES:
+        raise ConfigError(
+            f"dtype {config.dtype!r} of config.json: the engine runs {', '.join(DTYPES)}; "
+            "choose one with dtype='bfloat16'"
+        )
     name = str(dtype).removeprefix("torch.")
     if name == "auto":
         name = config.dtype if on_gpu else "float32"
@@ -71,7 +95,8 @@ def choose_context(asked: int | None, config: ModelConfig) -> int:
     """
     if asked is not None and asked > config.max_positions:
         raise ConfigError(
-            f"max_model_len={asked}: {config.architecture} was made for {config.max_positions}"
+            f"max_model_len={asked}: {config.architecture} was made for {config.max_positions}; "
+            "leave it out to have them all"
         )
     return config.max_positions if asked is None else asked
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
 import sys
-from collections.abc import Sequence as Sequence_
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,7 +31,7 @@ class SamplingParams:
     min_p: float = 0.0
     max_tokens: int = 16
     ignore_eos: bool = False
-    stop_token_ids: Sequence_[int] = ()
+    stop_token_ids: Collection[int] = ()
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -38,18 +39,24 @@ class SamplingParams:
             value = getattr(self, name)
             if name == "seed" and value is None:
                 continue
-            kinds = int if whole else (int, float)
-            right_kind = isinstance(value, kinds) and not isinstance(value, bool)
+            # NumPy's numbers are among these too.
+            kind = numbers.Integral if whole else numbers.Real
+            right_kind = isinstance(value, kind) and not isinstance(value, bool)
             # A NaN is between no two numbers.
             if not right_kind or not low <= value <= high:
                 raise RequestError(f"{name}={value!r}: must be {range_}")
         if self.top_p == 0:
             raise RequestError(f"top_p={self.top_p!r}: must be {RANGES['top_p'][-1]}")
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos={self.ignore_eos!r}: must be True or False")
+        ids = self.stop_token_ids
+        if not isinstance(ids, Collection) or not all(isinstance(i, numbers.Integral) for i in ids):
+            raise RequestError(f"stop_token_ids={ids!r}: must be a list of token ids")
 
 
 # Whether a parameter is a whole number, its smallest and largest value, and how to say so.
 RANGES: dict[str, tuple[bool, float, float, str]] = {
-    "temperature": (False, 0.0, sys.float_info.max, "a number, 0 (greedy) or more"),
+    "temperature": (False, 0.0, 1e30, "a number from 0 (greedy) to 1e30"),
     "top_k": (True, 0, 2**31 - 1, "a whole number, 0 (all tokens) or more"),
     "top_p": (False, 0.0, 1.0, "a number above 0, up to 1 (all tokens)"),
     "min_p": (False, 0.0, 1.0, "a number from 0 (all tokens) to 1"),

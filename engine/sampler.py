@@ -11,6 +11,9 @@ from torch import Tensor
 
 from engine.request import Sequence
 
+# float32 must hold a logit over any temperature but 0, and top_p must not become 0 in it.
+SMALLEST = 1e-30
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingTensors:
@@ -36,12 +39,17 @@ def make_sampling_tensors(sequences: Sequence_[Sequence], device: str) -> Sampli
         return torch.tensor(values, dtype=dtype).to(device)
 
     return SamplingTensors(
-        temperature=send([p.temperature for p in params], torch.float32),
+        temperature=send([float32_temperature(p.temperature) for p in params], torch.float32),
         top_k=send([p.top_k for p in params], torch.int32),
-        top_p=send([p.top_p for p in params], torch.float32),
-        min_p=send([p.min_p for p in params], torch.float32),
+        top_p=send([max(float(p.top_p), SMALLEST) for p in params], torch.float32),
+        min_p=send([float(p.min_p) for p in params], torch.float32),
         seeds=send([sequence.seed for sequence in sequences], torch.int64),
     )
+
+
+def float32_temperature(temperature: float) -> float:
+    """The temperature, or the lowest that sampling can do with; 0 stays greedy."""
+    return max(float(temperature), SMALLEST) if temperature else 0.0
 
 
 def draw(

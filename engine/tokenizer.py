@@ -19,8 +19,12 @@ def read_tokenizer(directory: Path) -> Tokenizer | None:
     if not path.is_file():
         return None
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(
             f"{path}: not a tokenizer ({error}); take it from the checkpoint"
         ) from None
+    # Some files ask for these, and a prompt must be all of its text and nothing else.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -68,11 +68,11 @@ MODULES_OF = {
 ENGINE_MODULES_OF = {
     "engine data": ["config", "errors", "request"],
     "engine kernels": ["kernels", "kernels.*"],
-    "engine state": ["batch", "hf_config", "kv_cache", "loader", "state_cache"],
+    "engine state": ["batch", "hf_config", "hf_rope", "kv_cache", "loader", "state_cache"],
     "engine layers": ["attention.*", "layers.*", "moe.*"],
     "engine models": ["models.*"],
     "engine runner": ["graphs", "runner", "sampler"],
-    "engine api": ["", "llm", "options", "tokenizer"],
+    "engine api": ["", "llm", "memory", "options", "prompts", "tokenizer"],
 }
 
 #: What a layer may import beside its own modules.

@@ -16,6 +16,7 @@ from engine.config import (
 )
 from engine.errors import ConfigError
 from engine.hf_config import HfConfig
+from engine.hf_rope import read_rope
 
 MIXERS: tuple[MixerKind, ...] = ("full_attention", "linear_attention")
 
@@ -104,10 +105,12 @@ def hybrid_mixers(hf: HfConfig) -> tuple[MixerKind, ...]:
         ConfigError: for an unknown kind, or a list of another length than the layers.
     """
     interval = hf.full_attention_interval
-    listed = hf.layer_types or [
-        "linear_attention" if (index + 1) % interval else "full_attention"
-        for index in range(hf.num_hidden_layers)
-    ]
+    listed = hf.layer_types
+    if listed is None:
+        listed = [
+            "linear_attention" if (index + 1) % interval else "full_attention"
+            for index in range(hf.num_hidden_layers)
+        ]
     if len(listed) != hf.num_hidden_layers:
         raise ConfigError(
             f"{hf.origin}: layer_types names {len(listed)} layers, num_hidden_layers is "
@@ -153,7 +156,7 @@ def model_config(
         hidden_size=hf.hidden_size,
         layers=layers,
         attention=attention,
-        rope=hf.rope(attention.head_dim, partial_rotary),
+        rope=read_rope(hf, attention.head_dim, partial_rotary),
         eps=hf.rms_norm_eps,
         max_positions=hf.max_position_embeddings,
         tie_embeddings=hf.tie_word_embeddings,

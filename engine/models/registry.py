@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.errors import ConfigError
-from engine.hf_config import HfConfig
+from engine.hf_config import ConfigFile
 from engine.models import llama, qwen3, qwen3_5, qwen3_next
 from engine.models.family import Family
 
@@ -19,16 +19,16 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def family_of(hf: HfConfig) -> Family:
-    """The family of a configuration.
+def family_of(file: ConfigFile) -> Family:
+    """The family of a configuration, before any of its fields is looked at.
 
     Raises:
         ConfigError: if the engine doesn't run that architecture.
     """
-    family = FAMILIES.get(hf.architecture)
+    family = FAMILIES.get(file.architecture)
     if family is None:
         raise ConfigError(
-            f"{hf.origin}: architecture {hf.architecture!r} is not supported; "
+            f"{file.origin}: architecture {file.architecture!r} is not supported; "
             f"the engine runs {', '.join(sorted(FAMILIES))}"
         )
     return family

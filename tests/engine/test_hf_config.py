@@ -8,15 +8,15 @@ import pytest
 
 from engine.config import LayerConfig
 from engine.errors import ConfigError
-from engine.hf_config import parse, preset_names, read_hf_config
+from engine.hf_config import PRESETS, ConfigFile, parse, preset_names, read_config_file
 from engine.models.registry import FAMILIES, family_of
 
 QWEN = "qwen3.6-35b-a3b"
 
 
 def config_of(raw):
-    hf = parse(raw, "config.json")
-    return family_of(hf).read_config(hf)
+    file = ConfigFile(raw, "config.json")
+    return family_of(file).read_config(parse(file))
 
 
 def llama(**fields):
@@ -35,8 +35,7 @@ def llama(**fields):
 
 def test_presets_are_read_and_shortened_in_pattern():
     assert preset_names() == [QWEN, "tiny"]
-    hf = read_hf_config(QWEN)
-    config = family_of(hf).read_config(hf)
+    config = config_of(read_config_file(QWEN).raw)
     assert (len(config.layers), config.hidden_size, config.vocab_size) == (40, 2048, 248_320)
     assert config.moe is not None
     assert (config.moe.num_experts, config.moe.top_k, config.moe.shared_width) == (256, 8, 512)
@@ -79,7 +78,8 @@ def test_the_whole_model_says_whether_the_head_is_tied():
         ),
         (
             {"architectures": None},
-            "config.json: architectures is None; it must name one model class",
+            "config.json: architectures is None; it must name one model class; "
+            "take the config.json that came with the checkpoint",
         ),
         (
             {"quantization_config": {"quant_method": "fp8"}},
@@ -98,8 +98,8 @@ def test_the_whole_model_says_whether_the_head_is_tied():
         ),
         (
             {"hidden_size": "wide"},
-            "config.json: hidden_size: Input should be a valid integer, unable to parse string as "
-            "an integer (it is 'wide')",
+            "config.json: hidden_size: Input should be a valid integer (it is 'wide'); "
+            "take the config.json that came with the checkpoint",
         ),
         (
             {"num_key_value_heads": 3},
@@ -117,12 +117,13 @@ def test_the_whole_model_says_whether_the_head_is_tied():
         ),
         (
             {"rope_parameters": {"rope_type": "llama3", "factor": 8}},
-            "config.json: rope parameters lack 'low_freq_factor'",
+            "config.json: rope parameters: low_freq_factor is missing, and rope type "
+            "'llama3' needs it; take the config.json that came with the checkpoint",
         ),
         (
             {"rope_parameters": {"rope_theta": "far"}},
-            "config.json: rope parameters {'rope_theta': 'far'}: "
-            "could not convert string to float: 'far'",
+            "config.json: rope parameters: rope_theta: Input should be a valid number (it is "
+            "'far'); take the config.json that came with the checkpoint",
         ),
     ],
 )
@@ -137,7 +138,15 @@ def test_a_missing_field_is_named():
     del raw["vocab_size"]
     with pytest.raises(ConfigError) as caught:
         config_of(raw)
-    assert str(caught.value) == "config.json: vocab_size: Field required"
+    assert str(caught.value) == (
+        "config.json: vocab_size is missing, and LlamaForCausalLM needs it; "
+        "take the config.json that came with the checkpoint"
+    )
+
+
+def test_an_architecture_is_refused_before_its_fields():
+    with pytest.raises(ConfigError, match="architecture 'GPT2LMHeadModel' is not supported"):
+        config_of({"architectures": ["GPT2LMHeadModel"], "n_embd": 768})
 
 
 @pytest.mark.parametrize(
@@ -150,7 +159,7 @@ def test_a_missing_field_is_named():
     ],
 )
 def test_a_hybrids_own_faults(fields, message):
-    raw = json.loads((read_hf_config.__globals__["PRESETS"] / "tiny.json").read_text())
+    raw = json.loads((PRESETS / "tiny.json").read_text())
     config_of(raw)
     with pytest.raises(ConfigError, match=message):
         config_of({**raw, **fields})
@@ -160,13 +169,13 @@ def test_a_hybrids_own_faults(fields, message):
 def test_a_file_that_is_no_object(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json: "):
-        read_hf_config(tmp_path)
+        read_config_file(tmp_path)
 
 
 def test_neither_preset_nor_directory(tmp_path):
     for model in (tmp_path, tmp_path / "absent", "tinny"):
         with pytest.raises(ConfigError) as caught:
-            read_hf_config(model)
+            read_config_file(model)
         assert str(caught.value) == (
             f"{str(model)!r} is neither a preset ({QWEN}, tiny) nor a directory with a config.json"
         )
@@ -175,4 +184,4 @@ def test_neither_preset_nor_directory(tmp_path):
 def test_a_file_beside_a_checkpoint_is_no_preset(tmp_path):
     (tmp_path / "model.json").write_text("{}")
     with pytest.raises(ConfigError, match="neither a preset"):
-        read_hf_config(tmp_path / "model")
+        read_config_file(tmp_path / "model")

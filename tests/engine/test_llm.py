@@ -43,7 +43,9 @@ def test_any_integers_are_token_ids(llm, make):
 def test_parameters_for_each_prompt(llm):
     short = SamplingParams(temperature=0, max_tokens=2)
     assert [len(t) for t in tokens(llm, [[1], [1]], [short, GREEDY])] == [2, 6]
-    with pytest.raises(RequestError, match=r"^2 prompts and 1 sampling parameters$"):
+    with pytest.raises(
+        RequestError, match=r"^2 prompts and 1 sampling parameters; give one for all, or one each$"
+    ):
         llm.generate([[1], [1]], [short])
 
 
@@ -69,7 +71,8 @@ def test_parameters_for_each_prompt(llm):
         ),
         (
             [[1] * 48],
-            "prompt 0 has 48 tokens; with one to generate that is beyond the context of 48",
+            "prompt 0 has 48 tokens; with one to generate that is beyond the context of 48. "
+            "Shorten it or raise max_model_len, up to 4096",
         ),
     ],
 )
@@ -165,6 +168,9 @@ def test_texts_with_a_tokenizer(tmp_path):
     words = {"a": 3, "b": 4, **{f"w{i}": i for i in range(97) if i not in (3, 4)}}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = Whitespace()
+    # A file may ask for both; a prompt is all of its text and nothing else.
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=9)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     llm = LLM(tmp_path, device="cpu", kv_tokens=64)
     [text], [ids] = llm.generate("a b a", GREEDY), llm.generate([[3, 4, 3]], GREEDY)
@@ -179,11 +185,19 @@ def test_texts_with_a_tokenizer(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kv_tokens": 0}, "kv_tokens=0: must be a whole number, 1 or more"),
-        ({"kv_tokens": "many"}, "kv_tokens='many': must be a whole number, 1 or more"),
+        ({"kv_tokens": 0}, "kv_tokens=0: must be a whole number from 1 to 1073741824"),
+        ({"kv_tokens": "many"}, "kv_tokens='many': must be a whole number from 1 to 1073741824"),
         ({"page_size": 24}, "page_size=24: must be a power of two, 16 or more"),
-        ({"max_prefill_tokens": 0}, "max_prefill_tokens=0: must be a whole number, 1 or more"),
-        ({"max_model_len": 5000}, "max_model_len=5000: Qwen3_5MoeForCausalLM was made for 4096"),
+        (
+            {"max_prefill_tokens": 0},
+            "max_prefill_tokens=0: must be a whole number from 1 to 1073741824",
+        ),
+        (
+            {"max_model_len": 5000},
+            "max_model_len=5000: Qwen3_5MoeForCausalLM was made for 4096; "
+            "leave it out to have them all",
+        ),
+        ({"seed": -1}, "seed=-1: must be a whole number from 0 to 2**63 - 1"),
         ({"dtype": "int8"}, "dtype 'int8': the engine runs bfloat16, float16, float32"),
         ({"device": "tpu"}, "device='tpu': must be auto, cpu, cuda or cuda:N"),
         ({"kernels": "fast"}, "kernels='fast': must be auto, fused or reference"),
@@ -216,11 +230,13 @@ def test_dtypes(llm):
 @pytest.mark.parametrize(
     ("name", "values", "range_"),
     [
-        ("temperature", [-0.1, float("nan"), "hot", None], "a number, 0 (greedy) or more"),
+        ("temperature", [-0.1, float("nan"), "hot", None], "a number from 0 (greedy) to 1e30"),
         ("top_k", [-1, 1.5, 2**31], "a whole number, 0 (all tokens) or more"),
         ("top_p", [0, 0.0, 1.1, float("nan")], "a number above 0, up to 1 (all tokens)"),
         ("min_p", [-0.1, 2], "a number from 0 (all tokens) to 1"),
         ("max_tokens", [0, True, 1.0], "a whole number, 1 or more"),
+        ("ignore_eos", ["no", 1], "True or False"),
+        ("stop_token_ids", [5, ["x"]], "a list of token ids"),
         ("seed", [-1, 2**63, "x"], "a whole number from 0 to 2**63 - 1, or None"),
     ],
 )
@@ -229,3 +245,19 @@ def test_parameters_out_of_range(name, values, range_):
         with pytest.raises(EngineError) as caught:
             SamplingParams(**{name: value})
         assert str(caught.value) == f"{name}={value!r}: must be {range_}"
+
+
+@pytest.mark.parametrize("prompts", [b"ab", {1, 2}, {1: 2}, [{1: 2}], [b"ab"], ["\ud800"]])
+def test_what_is_no_prompt_is_refused(llm, prompts):
+    with pytest.raises(RequestError, match=r"^prompt"):
+        llm.generate(prompts)
+
+
+def test_the_smallest_numbers_still_draw(llm):
+    coldest = SamplingParams(temperature=1e-300, top_p=1e-300, max_tokens=6, ignore_eos=True)
+    assert tokens(llm, [[3, 4]], coldest) == tokens(llm, [[3, 4]])
+
+
+def test_a_cache_that_no_memory_holds():
+    with pytest.raises(ConfigError, match=r"don't fit into the memory of cpu; lower kv_tokens"):
+        LLM("tiny", device="cpu", kv_tokens=2**30, dtype="float32")

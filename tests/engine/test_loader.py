@@ -184,7 +184,9 @@ def test_a_tensor_too_few(checkpoint):
     with pytest.raises(WeightsError) as caught:
         load(checkpoint)
     assert str(caught.value) == (
-        f"{checkpoint}: model.norm.weight is missing; the nearest name there is model.norms.weight"
+        f"{checkpoint}: model.norm.weight is missing; the nearest name there is "
+        "model.norms.weight; config.json and weights don't belong together, or a file isn't there: "
+        "download the checkpoint again"
     )
 
 
@@ -220,3 +222,14 @@ def test_a_head_beside_tied_embeddings_is_left(tmp_path):
 def test_a_directory_with_a_name_of_its_own(written, tmp_path):
     copy = shutil.copytree(written, tmp_path / "модель 模型 [1]")
     assert answer(copy) == answer(written)
+
+
+def test_a_quantization_that_only_the_weights_show(checkpoint):
+    def quantized(tensors):
+        return {**tensors, "model.norm.weight": tensors["model.norm.weight"].to(torch.int8)}
+
+    rewrite(checkpoint, quantized)
+    with pytest.raises(
+        WeightsError, match=r"model\.norm\.weight holds int8 values; take the check"
+    ):
+        load(checkpoint)
