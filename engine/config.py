@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -131,7 +132,7 @@ class ModelConfig:
         Raises:
             ConfigError: if the model has fewer layers, or none are left.
         """
-        whole = isinstance(num_layers, int) and not isinstance(num_layers, bool)
+        whole = isinstance(num_layers, numbers.Integral) and not isinstance(num_layers, bool)
         if not whole or not 1 <= num_layers <= len(self.layers):
             raise ConfigError(
                 f"layers={num_layers!r}: {self.architecture} has {len(self.layers)} layers here; "

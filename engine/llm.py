@@ -19,6 +19,7 @@ from engine.models.decoder import Decoder
 from engine.models.family import Family
 from engine.models.registry import family_of
 from engine.options import (
+    check_flags,
     check_sizes,
     choose_context,
     choose_device,
@@ -71,6 +72,9 @@ class LLM:
             max_prefill_tokens=max_prefill_tokens,
             seed=seed,
         )
+        check_flags(dummy_weights=dummy_weights, cuda_graphs=cuda_graphs)
+        # NumPy's integers overflow where Python's don't.
+        kv_tokens, page_size, seed = int(kv_tokens), int(page_size), int(seed)
         self.device = choose_device(device)
         on_gpu = self.device != "cpu"
         file = read_config_file(model)
@@ -79,7 +83,7 @@ class LLM:
         self.config = full if layers is None else full.shortened(layers)
         self.dtype = choose_dtype(dtype, self.config, on_gpu=on_gpu)
         self.max_model_len = choose_context(max_model_len, self.config)
-        self.max_prefill_tokens = max_prefill_tokens
+        self.max_prefill_tokens = int(max_prefill_tokens)
         self.random = random.Random(seed)
         directory = None if is_preset(model) else Path(model)
         self.tokenizer = None if directory is None else read_tokenizer(directory)

@@ -179,7 +179,7 @@ def checkpoint_files(directory: Path) -> list[Path]:
     """The safetensors files of a checkpoint, those of its index where it has one.
 
     Raises:
-        WeightsError: if there are none, or one of the index is missing.
+        WeightsError: if there are none, one of the index is missing, or it can't be listed.
     """
     index = directory / "model.safetensors.index.json"
     if index.is_file():
@@ -191,7 +191,11 @@ def checkpoint_files(directory: Path) -> list[Path]:
                 f"{', '.join(missing[:5])}; download the checkpoint again"
             )
         return paths
-    paths = sorted(directory.glob("*.safetensors"))
+    try:
+        # A glob says of a directory that can't be listed that it is empty.
+        paths = sorted(path for path in directory.iterdir() if path.suffix == ".safetensors")
+    except OSError as error:
+        raise WeightsError(f"{directory}: can't be listed: {error.strerror}") from None
     if not paths:
         raise WeightsError(
             f"{directory}: no safetensors files; give a complete checkpoint, or ask for made-up "

@@ -40,6 +40,13 @@ def check_sizes(
         raise ConfigError(f"seed={seed!r}: must be a whole number from 0 to 2**63 - 1")
 
 
+def check_flags(**flags: bool) -> None:
+    """Raise a ConfigError for a switch that is neither True nor False: `'no'` would switch on."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise ConfigError(f"{name}={flag!r}: must be True or False")
+
+
 def is_whole(value: object) -> bool:
     """Whether `value` is an integer, NumPy's included, and no bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
@@ -74,12 +81,12 @@ def choose_dtype(dtype: str | torch.dtype, config: ModelConfig, *, on_gpu: bool)
     Raises:
         ConfigError: for one that the engine doesn't compute in.
     """
-    if dtype == "auto" and on_gpu and config.dtype not in DTYPES:
+    name = str(dtype).removeprefix("torch.")
+    if name == "auto" and on_gpu and config.dtype not in DTYPES:
         raise ConfigError(
             f"dtype {config.dtype!r} of config.json: the engine runs {', '.join(DTYPES)}; "
             "choose one with dtype='bfloat16'"
         )
-    name = str(dtype).removeprefix("torch.")
     if name == "auto":
         name = config.dtype if on_gpu else "float32"
     if name not in DTYPES:
@@ -98,17 +105,31 @@ def choose_context(asked: int | None, config: ModelConfig) -> int:
             f"max_model_len={asked}: {config.architecture} was made for {config.max_positions}; "
             "leave it out to have them all"
         )
-    return config.max_positions if asked is None else asked
+    return config.max_positions if asked is None else int(asked)
 
 
 def choose_operations(kernels: str, *, on_gpu: bool) -> ModuleType:
     """The operations to run with.
 
     Raises:
-        ConfigError: for another name.
+        ConfigError: for another name, or kernels where Triton has nothing to run them on.
     """
-    if kernels not in ("auto", "fused", "reference"):
+    if not isinstance(kernels, str) or kernels not in ("auto", "fused", "reference"):
         raise ConfigError(f"kernels={kernels!r}: must be auto, fused or reference")
     if kernels == "auto":
         kernels = "fused" if on_gpu else "reference"
-    return load_operations(kernels)
+    operations = load_operations(kernels)
+    if kernels == "fused" and not on_gpu and not is_interpreted():
+        raise ConfigError(
+            "kernels='fused': Triton runs no kernels on a CPU; take kernels='reference', or set "
+            "TRITON_INTERPRET=1 before Python starts"
+        )
+    return operations
+
+
+def is_interpreted() -> bool:
+    """Whether Triton interprets kernels in Python rather than compiling them."""
+    # A CPU run without kernels doesn't import triton.
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)

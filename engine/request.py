@@ -49,9 +49,20 @@ class SamplingParams:
             raise RequestError(f"top_p={self.top_p!r}: must be {RANGES['top_p'][-1]}")
         if not isinstance(self.ignore_eos, bool):
             raise RequestError(f"ignore_eos={self.ignore_eos!r}: must be True or False")
-        ids = self.stop_token_ids
-        if not isinstance(ids, Collection) or not all(isinstance(i, numbers.Integral) for i in ids):
-            raise RequestError(f"stop_token_ids={ids!r}: must be a list of token ids")
+        if not are_token_ids(self.stop_token_ids):
+            raise RequestError(
+                f"stop_token_ids={self.stop_token_ids!r}: must be a list of token ids"
+            )
+
+
+def are_token_ids(ids: object) -> bool:
+    """Whether `ids` can be asked for integers, and holds nothing else."""
+    if isinstance(ids, bytes) or not isinstance(ids, Collection):
+        return False
+    try:
+        return all(isinstance(i, numbers.Integral) and not isinstance(i, bool) for i in ids)
+    except TypeError:  # an array of no dimension is a Collection by its methods
+        return False
 
 
 # Whether a parameter is a whole number, its smallest and largest value, and how to say so.

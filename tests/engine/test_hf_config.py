@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from engine.config import LayerConfig
 from engine.errors import ConfigError
-from engine.hf_config import PRESETS, ConfigFile, parse, preset_names, read_config_file
+from engine.hf_config import ConfigFile, parse, preset_names, read_config_file
 from engine.models.registry import FAMILIES, family_of
 
 QWEN = "qwen3.6-35b-a3b"
+REMEDY = "take the config.json that came with the checkpoint"
 
 
 def config_of(raw):
@@ -58,6 +62,11 @@ def test_older_spellings():
     assert (config.dtype, config.eos_token_ids) == ("float16", (1, 2))
 
 
+@pytest.mark.parametrize(("given", "ids"), [(None, ()), (0, (0,)), (7, (7,)), ([7, 8], (7, 8))])
+def test_end_tokens(given, ids):
+    assert config_of(llama(eos_token_id=given)).eos_token_ids == ids
+
+
 def test_the_whole_model_says_whether_the_head_is_tied():
     text = {key: value for key, value in llama().items() if key != "architectures"}
     raw = {
@@ -102,28 +111,32 @@ def test_the_whole_model_says_whether_the_head_is_tied():
             "take the config.json that came with the checkpoint",
         ),
         (
-            {"num_key_value_heads": 3},
-            "config.json: num_attention_heads 4 is not a multiple of num_key_value_heads 3",
-        ),
-        ({"hidden_act": "gelu"}, "config.json: hidden_act 'gelu'; the engine runs 'silu'"),
-        (
-            {"use_sliding_window": True},
-            "config.json: use_sliding_window is true; the engine has no sliding window",
+            {"architectures": ["LlamaForCausalLM", "Other"]},
+            "config.json: architectures is ['LlamaForCausalLM', 'Other']; "
+            f"it must name one model class; {REMEDY}",
         ),
         (
-            {"rope_parameters": {"rope_type": "yarn"}},
-            "config.json: rope type 'yarn' is not supported; "
-            "the engine runs 'default', 'linear' and 'llama3'",
+            {"quantization_config": ["?"]},
+            "config.json: quantization 'unnamed' is not supported; "
+            "take the checkpoint in bfloat16, float16 or float32",
         ),
         (
-            {"rope_parameters": {"rope_type": "llama3", "factor": 8}},
-            "config.json: rope parameters: low_freq_factor is missing, and rope type "
-            "'llama3' needs it; take the config.json that came with the checkpoint",
+            {"text_config": "nested"},
+            f"config.json: text_config holds a str where an object belongs; {REMEDY}",
         ),
         (
-            {"rope_parameters": {"rope_theta": "far"}},
-            "config.json: rope parameters: rope_theta: Input should be a valid number (it is "
-            "'far'); take the config.json that came with the checkpoint",
+            {"eos_token_id": [1, None]},
+            "config.json: eos_token_id: Input should be a valid integer (it is [1, None]); "
+            + REMEDY,
+        ),
+        (
+            {"num_hidden_layers": 2**40},
+            "config.json: num_hidden_layers: Input should be less than or equal to 10000 "
+            f"(it is {2**40}); {REMEDY}",
+        ),
+        (
+            {"rms_norm_eps": float("nan")},
+            "config.json: rms_norm_eps: Input should be a finite number (it is nan); " + REMEDY,
         ),
     ],
 )
@@ -131,6 +144,8 @@ def test_what_is_wrong_is_named(fields, message):
     with pytest.raises(ConfigError) as caught:
         config_of(llama(**fields))
     assert str(caught.value) == message
+    # What came with the checkpoint is read.
+    assert config_of(llama()).vocab_size == 97
 
 
 def test_a_missing_field_is_named():
@@ -149,31 +164,93 @@ def test_an_architecture_is_refused_before_its_fields():
         config_of({"architectures": ["GPT2LMHeadModel"], "n_embd": 768})
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"layer_types": ["linear_attention"]}, "layer_types names 1 layers, num_hidden_layers is"),
-        ({"layer_types": ["mamba"] * 4}, "layer_types has 'mamba'; known: full_attention, linear"),
-        ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than num_experts 8"),
-        ({"linear_num_value_heads": 3}, "linear_num_value_heads 3 is not a multiple of"),
-    ],
-)
-def test_a_hybrids_own_faults(fields, message):
-    raw = json.loads((PRESETS / "tiny.json").read_text())
-    config_of(raw)
-    with pytest.raises(ConfigError, match=message):
-        config_of({**raw, **fields})
+@pytest.mark.parametrize("value", ["4", [4], {}, 4.5, True, 0, -4, 2**31, float("inf")])
+@pytest.mark.parametrize("field", [name for name in llama() if name != "architectures"])
+def test_sizes_are_whole_numbers_above_0(field, value):
+    with pytest.raises(
+        ConfigError, match=rf"^config\.json: {field}: Input should be .*; {REMEDY}$"
+    ):
+        config_of(llama(**{field: value}))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', "\x00", "[" * 100_000])
-def test_a_file_that_is_no_object(tmp_path, text):
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"config\.json: "):
+def test_the_architecture_is_refused_before_its_quantization():
+    raw = {"architectures": ["GptOss"], "quantization_config": {"quant_method": "mxfp4"}}
+    with pytest.raises(ConfigError, match="architecture 'GptOss' is not supported"):
+        config_of(raw)
+
+
+def test_null_is_not_given():
+    nulls = dict.fromkeys(["torch_dtype", "head_dim", "hidden_act", "tie_word_embeddings"])
+    assert config_of(llama(**nulls)) == config_of(llama())
+    nested = config_of(llama(text_config={"vocab_size": None, "hidden_size": 32}))
+    assert (nested.vocab_size, nested.hidden_size) == (97, 32)
+
+
+def test_a_quantization_that_is_none():
+    assert config_of(llama(quantization_config=None)) == config_of(llama())
+    assert config_of(llama(quantization_config={})) == config_of(llama())
+
+
+def test_a_conditional_generation_model_has_its_text_model_nested():
+    flat = read_config_file("tiny").raw
+    text = {name: value for name, value in flat.items() if name != "architectures"}
+    nested = {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "vision_config": {"hidden_size": 7, "depth": 3},
+        "text_config": {**text, "architectures": ["Other"], "origin": "elsewhere"},
+        "hidden_size": 9,
+        "tie_word_embeddings": False,
+    }
+    # The file's own word for what it is, whatever a field is called.
+    hf = parse(ConfigFile(nested, "config.json"))
+    assert (hf.architecture, hf.origin) == (nested["architectures"][0], "config.json")
+    expected = replace(config_of(flat), architecture="Qwen3_5MoeForConditionalGeneration")
+    assert config_of(nested) == expected
+
+
+@pytest.mark.parametrize("text", ["", "{", "\x00", "[" * 100_000, "\ufeff{}"])
+def test_a_file_that_is_no_json(tmp_path, text):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    start = rf"^{re.escape(str(path))}: not readable as JSON: .*; {REMEDY}$"
+    with pytest.raises(ConfigError, match=start):
         read_config_file(tmp_path)
+    path.write_text(json.dumps(llama()))
+    assert read_config_file(tmp_path).architecture == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize(("text", "kind"), [("[1]", "list"), ('"x"', "str"), ("null", "NoneType")])
+def test_a_file_that_is_no_object(tmp_path, text, kind):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_config_file(tmp_path)
+    assert str(caught.value) == f"{path}: holds a {kind} where an object belongs; {REMEDY}"
+
+
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    # Nothing is forbidden to root, who may run this.
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(ConfigError) as caught:
+        read_config_file(tmp_path)
+    assert str(caught.value) == f"{tmp_path / 'config.json'}: can't be read: Permission denied"
+
+
+@pytest.mark.parametrize("model", [None, 5, b"tiny", ["tiny"]])
+def test_a_model_that_is_no_path(model):
+    with pytest.raises(ConfigError) as caught:
+        read_config_file(model)
+    assert str(caught.value) == (
+        f"model is a {type(model).__name__}; give a preset's name or a checkpoint directory"
+    )
 
 
 def test_neither_preset_nor_directory(tmp_path):
-    for model in (tmp_path, tmp_path / "absent", "tinny"):
+    (tmp_path / "file").touch()
+    for model in (tmp_path, tmp_path / "absent", tmp_path / "file", "tinny"):
         with pytest.raises(ConfigError) as caught:
             read_config_file(model)
         assert str(caught.value) == (

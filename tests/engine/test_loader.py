@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
 from engine.errors import WeightsError
+from engine.loader import checkpoint_files, open_file
 from tests.engine.checkpoints import write_checkpoint
+from tests.engine.test_transformers import logits_of, tokens
 
 MOE = "Qwen3_5MoeForCausalLM"
 
@@ -47,6 +49,10 @@ def rewrite(directory, change):
         name: tensor.clone().contiguous() for name, tensor in change(load_file(file)).items()
     }
     save_file(tensors, file)
+
+
+def stored(directory):
+    return list(load_file(directory / "model.safetensors"))
 
 
 def renamed(old, new):
@@ -116,6 +122,28 @@ def test_both_expert_layouts_were_seen(written):
     assert any(name.endswith("experts.1.up_proj.weight") for name in per_expert(fused(tensors)))
 
 
+def logits(directory):
+    """After each of 21 tokens, of which the last two are decoded."""
+    return logits_of(load(directory), tokens(0, 21), [19, 1, 1])
+
+
+def test_a_multimodal_checkpoint_says_the_same_bit_for_bit(written, checkpoint):
+    """A vision tower beside the text model, its config nested, experts in the other layout."""
+    layout = fused if not any("gate_up_proj" in n for n in stored(written)) else per_expert
+
+    def multimodal(tensors):
+        renamed_ = renamed(r"^model\.", "model.language_model.")(layout(tensors))
+        others = ("mtp.fc.weight", "mtp.layers.0.mlp.gate.weight", "model.visual.blocks.0.weight")
+        return {**renamed_, **dict.fromkeys(others, torch.ones(2))}
+
+    rewrite(checkpoint, multimodal)
+    config = json.loads((checkpoint / "config.json").read_text())
+    config = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": config}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    assert not set(stored(checkpoint)) & (set(stored(written)) - {"lm_head.weight"})
+    assert torch.equal(logits(checkpoint), logits(written))
+
+
 def shard(directory):
     """Two files and an index."""
     file = directory / "model.safetensors"
@@ -145,27 +173,84 @@ def test_a_shard_that_is_missing(checkpoint):
     )
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'])
-def test_an_index_that_is_none(checkpoint, text):
-    shard(checkpoint).write_text(text)
-    with pytest.raises(WeightsError, match="not a safetensors index"):
+def test_layers_of_shards(checkpoint):
+    index = shard(checkpoint)
+    assert len(load(checkpoint, layers=1).runner.model.layers) == 1
+    # A name in the index decides nothing; a file does.
+    index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
+    assert len(load(checkpoint, layers=1).runner.model.layers) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[]", "[" * 100_000, '{"weight_map": 3}', '{"weight_map": {"a": 1}}']
+    + [json.dumps({"weight_map": {"a": name}}) for name in ("../x", "/x.safetensors", "", "\0")]
+    + [json.dumps({"weight_map": {"a": "x" * 300 + ".safetensors"}})],
+)
+def test_an_index_that_is_none(written, checkpoint, text):
+    index = shard(checkpoint)
+    sound = index.read_text()
+    index.write_text(text)
+    start = rf"^{re.escape(str(index))}: not a safetensors index: .*; download it again$"
+    with pytest.raises(WeightsError, match=start):
         load(checkpoint)
+    index.write_text(sound)
+    assert answer(checkpoint) == answer(written)
 
 
-@pytest.mark.parametrize("kept", [0, 7, 100, -1])
-def test_a_file_cut_short(checkpoint, kept):
+def test_files_that_may_not_be_read(checkpoint, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    # Nothing is forbidden to root, who may run this.
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.open", refuse)
+        file = checkpoint / "model.safetensors"
+        with pytest.raises(WeightsError) as caught:
+            open_file(file)
+    assert str(caught.value) == f"{file}: can't be read: Permission denied"
+    index = shard(checkpoint)
+    monkeypatch.setattr("pathlib.Path.read_text", refuse)
+    with pytest.raises(WeightsError) as caught:
+        checkpoint_files(checkpoint)
+    assert str(caught.value) == f"{index}: can't be read: Permission denied"
+
+
+def cuts(directory):
+    """Lengths at and beside each border in a safetensors file."""
+    content = (directory / "model.safetensors").read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    return [0, 1, 7, 8, 9, header - 1, header, header + 1, len(content) // 2, len(content) - 1]
+
+
+def test_a_file_cut_short(written, checkpoint):
     file = checkpoint / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(
-        WeightsError, match=r"not a whole safetensors file \(.*\); download it again"
-    ):
+    whole = file.read_bytes()
+    start = rf"^{re.escape(str(file))}: not a whole safetensors file \(.*\); download it again$"
+    for kept in cuts(checkpoint):
+        file.write_bytes(whole[:kept])
+        with pytest.raises(WeightsError, match=start):
+            load(checkpoint)
+    file.write_bytes(whole)
+    assert answer(checkpoint) == answer(written)
+
+
+def test_a_shard_cut_short(checkpoint):
+    shard(checkpoint)
+    file = checkpoint / "b.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(WeightsError, match=rf"^{re.escape(str(file))}: not a whole safetensors"):
         load(checkpoint)
 
 
 def test_no_weights_at_all(checkpoint):
     (checkpoint / "model.safetensors").unlink()
-    with pytest.raises(WeightsError, match="dummy_weights=True"):
+    with pytest.raises(WeightsError) as caught:
         load(checkpoint)
+    assert str(caught.value) == (
+        f"{checkpoint}: no safetensors files; give a complete checkpoint, or ask for made-up "
+        "weights with dummy_weights=True"
+    )
     assert len(answer(checkpoint, dummy_weights=True)[0]) == 4
 
 
@@ -190,16 +275,52 @@ def test_a_tensor_too_few(checkpoint):
     )
 
 
-def test_another_shape(checkpoint):
-    rewrite(checkpoint, lambda tensors: {**tensors, "model.norm.weight": torch.ones(3)})
-    with pytest.raises(WeightsError, match=r"model\.norm\.weight has shape \(3,\), the config"):
+@pytest.mark.parametrize("shape", [(), (3,), (36,), (1, 18)])
+def test_another_shape(checkpoint, shape):
+    rewrite(checkpoint, lambda tensors: {**tensors, "model.norm.weight": torch.ones(shape)})
+    with pytest.raises(WeightsError) as caught:
         load(checkpoint)
+    assert str(caught.value) == (
+        f"{checkpoint / 'model.safetensors'}: model.norm.weight has shape {shape}, the "
+        "configuration makes it (18,); config.json and weights don't belong together"
+    )
 
 
-def test_a_tensor_twice(checkpoint):
-    save_file({"model.norm.weight": torch.ones(3)}, checkpoint / "other.safetensors")
-    with pytest.raises(WeightsError, match=r"model\.norm\.weight is in model\.safetensors and in"):
+def test_a_tensor_twice(written, checkpoint):
+    other = checkpoint / "other.safetensors"
+    save_file({"model.norm.weight": torch.ones(3)}, other)
+    with pytest.raises(WeightsError) as caught:
         load(checkpoint)
+    assert str(caught.value) == (
+        f"{checkpoint}: model.norm.weight is in model.safetensors and in other.safetensors; "
+        "remove the file that doesn't belong to this checkpoint"
+    )
+    other.unlink()
+    assert answer(checkpoint) == answer(written)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn])
+def test_a_quantization_that_only_the_weights_show(checkpoint, dtype):
+    def quantized(tensors):
+        return {**tensors, "model.norm.weight": tensors["model.norm.weight"].to(dtype)}
+
+    rewrite(checkpoint, quantized)
+    with pytest.raises(WeightsError) as caught:
+        load(checkpoint)
+    assert str(caught.value) == (
+        f"{checkpoint / 'model.safetensors'}: model.norm.weight holds "
+        f"{str(dtype).removeprefix('torch.')} values; "
+        "take the checkpoint in bfloat16, float16 or float32"
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_other_widths(checkpoint, dtype):
+    rewrite(checkpoint, lambda tensors: {name: t.to(dtype) for name, t in tensors.items()})
+    narrow = load(checkpoint).runner.model.embeddings
+    assert narrow.dtype == torch.float32
+    kept = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(narrow, kept.float())
 
 
 def test_the_first_layers_of_a_checkpoint(checkpoint):
@@ -222,14 +343,3 @@ def test_a_head_beside_tied_embeddings_is_left(tmp_path):
 def test_a_directory_with_a_name_of_its_own(written, tmp_path):
     copy = shutil.copytree(written, tmp_path / "модель 模型 [1]")
     assert answer(copy) == answer(written)
-
-
-def test_a_quantization_that_only_the_weights_show(checkpoint):
-    def quantized(tensors):
-        return {**tensors, "model.norm.weight": tensors["model.norm.weight"].to(torch.int8)}
-
-    rewrite(checkpoint, quantized)
-    with pytest.raises(
-        WeightsError, match=r"model\.norm\.weight holds int8 values; take the check"
-    ):
-        load(checkpoint)
