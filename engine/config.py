@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import math
-import numbers
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from engine.checks import is_whole
 from engine.errors import ConfigError
 
 MixerKind = Literal["full_attention", "linear_attention"]
@@ -132,8 +132,7 @@ class ModelConfig:
         Raises:
             ConfigError: if the model has fewer layers, or none are left.
         """
-        whole = isinstance(num_layers, numbers.Integral) and not isinstance(num_layers, bool)
-        if not whole or not 1 <= num_layers <= len(self.layers):
+        if not is_whole(num_layers) or not 1 <= num_layers <= len(self.layers):
             raise ConfigError(
                 f"layers={num_layers!r}: {self.architecture} has {len(self.layers)} layers here; "
                 f"give a number from 1 to {len(self.layers)}"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numbers
 from types import ModuleType
 
 import torch
 
+from engine.checks import is_whole
 from engine.config import ModelConfig
 from engine.errors import ConfigError
 from engine.kernels import load_operations
@@ -45,11 +45,6 @@ def check_flags(**flags: bool) -> None:
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise ConfigError(f"{name}={flag!r}: must be True or False")
-
-
-def is_whole(value: object) -> bool:
-    """Whether `value` is an integer, NumPy's included, and no bool."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def choose_device(device: str | torch.device) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
+from engine.checks import is_whole
 from engine.errors import RequestError
 
 FinishReason = Literal["stop", "length"]
@@ -39,9 +40,8 @@ class SamplingParams:
             value = getattr(self, name)
             if name == "seed" and value is None:
                 continue
-            # NumPy's numbers are among these too.
-            kind = numbers.Integral if whole else numbers.Real
-            right_kind = isinstance(value, kind) and not isinstance(value, bool)
+            is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            right_kind = is_whole(value) if whole else is_real
             # A NaN is between no two numbers.
             if not right_kind or not low <= value <= high:
                 raise RequestError(f"{name}={value!r}: must be {range_}")
@@ -60,7 +60,7 @@ def are_token_ids(ids: object) -> bool:
     if isinstance(ids, bytes) or not isinstance(ids, Collection):
         return False
     try:
-        return all(isinstance(i, numbers.Integral) and not isinstance(i, bool) for i in ids)
+        return all(is_whole(i) for i in ids)
     except TypeError:  # an array of no dimension is a Collection by its methods
         return False
 

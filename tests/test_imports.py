@@ -66,7 +66,7 @@ MODULES_OF = {
 }
 
 ENGINE_MODULES_OF = {
-    "engine data": ["config", "errors", "request"],
+    "engine data": ["checks", "config", "errors", "request"],
     "engine kernels": ["kernels", "kernels.*"],
     "engine state": ["batch", "hf_config", "hf_rope", "kv_cache", "loader", "state_cache"],
     "engine layers": ["attention.*", "layers.*", "moe.*"],
