@@ -133,6 +133,54 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Rung:
+    """One length of a warmup ladder, in prompt tokens, and why it is one."""
+
+    prompt_tokens: int
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VariantUse:
+    """At which swept lengths a variant was launched, where something counts launches.
+
+    `spans` are the first and last length, both included and ascending, of runs of swept
+    lengths without one in between that did without the variant.
+    """
+
+    variant: Variant
+    origin: str
+    spans: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The first length, in prompt tokens, at which other variants of `kernels` are launched.
+
+    `residues` are the lengths' remainders mod 16 for which that is so; empty for all sixteen.
+    """
+
+    prompt_tokens: int
+    residues: tuple[int, ...]
+    kernels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Which lengths from 1 to `max_tokens` were served for all of them, and on what grounds.
+
+    `chunk_tokens` is the longest chunk that a prompt was seen to be run in, None where nobody
+    says.
+    """
+
+    max_tokens: int
+    chunk_tokens: int | None
+    served: int
+    boundaries: tuple[Boundary, ...]
+    assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DiffRow:
     """One argument or option that differs from the closest warm variant."""
 

@@ -15,10 +15,13 @@ from jitwatch.attribution import IN_REPO, Charge
 from jitwatch.events import (
     Coverage,
     Event,
+    Proof,
     Request,
+    Rung,
     Stall,
     Step,
     Variant,
+    VariantUse,
     Verdict,
 )
 from jitwatch.verdict import judge, plural, spell_lengths
@@ -66,7 +69,9 @@ class RequestRow:
 class Report:
     """All that a renderer needs of one run on one device.
 
-    `doubts` are the reasons not to trust any of it: a pass has none.
+    `doubts` are the reasons not to trust any of it: a pass has none. `ladder` is what warmup
+    ran, where the target says so; `uses` which lengths launch which variant, known where the
+    device is simulated; `proof` what `sweep --prove` found.
     """
 
     device: str
@@ -81,6 +86,9 @@ class Report:
     steps: tuple[Step, ...]
     warm_variants: tuple[Variant, ...]
     ready_ns: int | None
+    ladder: tuple[Rung, ...] = ()
+    uses: tuple[VariantUse, ...] = ()
+    proof: Proof | None = None
 
 
 def build_report(
