@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence as Sequence_
 from pathlib import Path
 from types import ModuleType
@@ -11,13 +12,15 @@ from typing import Literal
 import torch
 
 from engine.errors import ConfigError, RequestError
-from engine.hf_config import is_preset, parse, read_config_file
+from engine.hf_config import is_preset
+from engine.kernels.statements import Shapes
 from engine.kv_cache import PagePool
 from engine.loader import DummyWeights, SafetensorsWeights, Weights
 from engine.memory import enough_memory
 from engine.models.decoder import Decoder
 from engine.models.family import Family
-from engine.models.registry import family_of
+from engine.models.registry import read_model
+from engine.observe import Observer, Unobserved
 from engine.options import (
     check_flags,
     check_sizes,
@@ -25,11 +28,13 @@ from engine.options import (
     choose_device,
     choose_dtype,
     choose_operations,
+    warmup_limit,
 )
-from engine.prompts import Prompt, as_list, encode, params_for_each
+from engine.prompts import Prompt, as_list, encode, ids_for_each, params_for_each
 from engine.request import FinishReason, RequestOutput, SamplingParams, Sequence
 from engine.runner import SCRATCH_SLOT, Runner
 from engine.tokenizer import read_tokenizer
+from engine.warmup import Rung, make_ladder, warm_up
 
 
 class LLM:
@@ -43,6 +48,9 @@ class LLM:
     `max_model_len` caps prompt and output together, at most the model's context.
     `max_prefill_tokens` is the longest chunk that a prompt is run in. `kernels` is `fused`
     (Triton), `reference` (plain torch), or `auto` by device. `cuda_graphs` captures decode.
+    `observer` is told of each forward. On a GPU the engine warms up before it is ready, `ladder`
+    and `warmup_seconds` say with what and how long; ENGINE_WARMUP_MAX_LEN in the environment
+    leaves out longer prompts, `skip_prefill_warmup` all of them.
 
     Raises:
         ConfigError: for a model or an option that the engine can't run.
@@ -64,6 +72,8 @@ class LLM:
         max_prefill_tokens: int = 8192,
         kernels: Literal["auto", "fused", "reference"] = "auto",
         cuda_graphs: bool = True,
+        skip_prefill_warmup: bool = False,
+        observer: Observer | None = None,
     ) -> None:
         check_sizes(
             kv_tokens=kv_tokens,
@@ -72,19 +82,24 @@ class LLM:
             max_prefill_tokens=max_prefill_tokens,
             seed=seed,
         )
-        check_flags(dummy_weights=dummy_weights, cuda_graphs=cuda_graphs)
+        check_flags(
+            dummy_weights=dummy_weights,
+            cuda_graphs=cuda_graphs,
+            skip_prefill_warmup=skip_prefill_warmup,
+        )
+        warmup_tokens = 0 if skip_prefill_warmup else warmup_limit()
         # NumPy's integers overflow where Python's don't.
         kv_tokens, page_size, seed = int(kv_tokens), int(page_size), int(seed)
         self.device = choose_device(device)
         on_gpu = self.device != "cpu"
-        file = read_config_file(model)
-        family = family_of(file)
-        full = family.read_config(parse(file))
+        family, full = read_model(model)
         self.config = full if layers is None else full.shortened(layers)
         self.dtype = choose_dtype(dtype, self.config, on_gpu=on_gpu)
         self.max_model_len = choose_context(max_model_len, self.config)
         self.max_prefill_tokens = int(max_prefill_tokens)
         self.random = random.Random(seed)
+        self.served = 0
+        self.observer = Unobserved() if observer is None else observer
         directory = None if is_preset(model) else Path(model)
         self.tokenizer = None if directory is None else read_tokenizer(directory)
         operations = choose_operations(kernels, on_gpu=on_gpu)
@@ -99,9 +114,12 @@ class LLM:
                 weights = DummyWeights(self.device, self.dtype, seed)
             else:
                 weights = self.stored_weights(directory, len(full.layers))
+            self.longest = min(self.max_model_len, self.pool.num_pages * page_size)
             self.runner = self.build(weights, operations, family)
-            if on_gpu and cuda_graphs:
-                self.runner.capture()
+            self.ladder: tuple[Rung, ...] = ()
+            self.warmup_seconds = 0.0
+            if on_gpu:
+                self.warm_up(warmup_tokens, cuda_graphs=cuda_graphs)
 
     def stored_weights(self, directory: Path, all_layers: int) -> SafetensorsWeights:
         """The checkpoint's tensors, without the layers that the engine doesn't build."""
@@ -110,42 +128,62 @@ class LLM:
 
     def build(self, weights: Weights, operations: ModuleType, family: Family) -> Runner:
         """The model with its weights and caches."""
-        longest = min(self.max_model_len, self.pool.num_pages * self.pool.page_size)
         with torch.inference_mode():
-            cos_sin = self.config.rope.table(longest).to(self.device)
+            cos_sin = self.config.rope.table(self.longest).to(self.device)
             decoder = Decoder(self.config, weights, operations, cos_sin, family.load_projection)
         return Runner(
             decoder,
             operations,
             self.pool,
-            self.pool.pages_for(longest),
+            self.pool.pages_for(self.longest),
             num_slots=1,
             dtype=self.dtype,
             device=self.device,
+            observer=self.observer,
         )
+
+    def warm_up(self, most_tokens: int, *, cuda_graphs: bool) -> None:
+        """Run the ladder up to `most_tokens`, then capture decode; sets what it took."""
+        start = time.perf_counter()
+        moe = self.config.moe
+        self.ladder = make_ladder(
+            self.runner.operations.STATEMENTS,
+            Shapes(self.dtype, moe.num_experts if moe else 0, moe.top_k if moe else 0),
+            min(self.longest, self.max_prefill_tokens, most_tokens),
+        )
+        if self.ladder:
+            warm_up(self.runner, self.pool, self.ladder, self.longest)
+        if cuda_graphs:
+            self.runner.capture()
+        torch.cuda.synchronize()
+        self.warmup_seconds = time.perf_counter() - start
 
     def generate(
         self,
         prompts: Prompt | Sequence_[Prompt],
         params: SamplingParams | Sequence_[SamplingParams] | None = None,
+        request_ids: Sequence_[str] | None = None,
     ) -> list[RequestOutput]:
         """Serve the prompts in order: texts, or lists of token ids; one alone is a list of one.
 
-        `params` holds for all prompts, or is one for each. Nothing runs unless every request can
-        be served.
+        `params` holds for all prompts, or is one for each. `request_ids` are what the observer
+        hears of, one for each prompt; counted up where they aren't given. Nothing runs unless
+        every request can be served.
 
         Raises:
             RequestError: naming the prompt and what is wrong with it.
         """
         listed = as_list(prompts)
         every = params_for_each(params, len(listed))
+        names = ids_for_each(request_ids, self.served, len(listed))
         sequences = [
-            self.admit(index, prompt, param)
-            for index, (prompt, param) in enumerate(zip(listed, every, strict=True))
+            self.admit(index, prompt, param, name)
+            for index, (prompt, param, name) in enumerate(zip(listed, every, names, strict=True))
         ]
+        self.served += len(sequences)
         return [self.serve(sequence) for sequence in sequences]
 
-    def admit(self, index: int, prompt: Prompt, params: SamplingParams) -> Sequence:
+    def admit(self, index: int, prompt: Prompt, params: SamplingParams, name: str) -> Sequence:
         """Check a request against the vocabulary, the context and the cache."""
         token_ids = encode(index, prompt, self.tokenizer)
         if not token_ids:
@@ -158,7 +196,7 @@ class LLM:
                 )
         self.check_room(index, len(token_ids), params)
         seed = self.random.getrandbits(63) if params.seed is None else int(params.seed)
-        return Sequence(token_ids, len(token_ids), params, seed)
+        return Sequence(token_ids, len(token_ids), params, seed, id=name)
 
     def check_room(self, index: int, prompt_tokens: int, params: SamplingParams) -> None:
         """Raise a RequestError for a request that is too long for the context or the cache."""
@@ -195,6 +233,7 @@ class LLM:
         try:
             with enough_memory(no_room):
                 sequence.append(*self.runner.prefill(sequence, self.max_prefill_tokens))
+                self.observer.first_token(sequence.id)
                 while (reason := self.finished(sequence)) is None:
                     sequence.append(*self.runner.decode(sequence))
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 
 import torch
@@ -16,6 +17,8 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 # Sizes and slots are int32 numbers on the device.
 LARGEST_SIZE = 2**30
+
+WARMUP_LIMIT = "ENGINE_WARMUP_MAX_LEN"
 
 
 def check_sizes(
@@ -128,3 +131,21 @@ def is_interpreted() -> bool:
     from triton import knobs
 
     return bool(knobs.runtime.interpret)
+
+
+def warmup_limit() -> int:
+    """The longest prompt that warmup may run, from the environment.
+
+    Raises:
+        ConfigError: if that isn't a whole number of 1 or more.
+    """
+    text = os.environ.get(WARMUP_LIMIT)
+    if text is None:
+        return LARGEST_SIZE
+    digits = text.strip()
+    if not digits.isdecimal() or len(digits) > 12 or not 1 <= int(digits) <= LARGEST_SIZE:
+        raise ConfigError(
+            f"{WARMUP_LIMIT}={text!r} in the environment: must be a whole number from 1 to "
+            f"{LARGEST_SIZE}; unset it to warm up at every length that a kernel names"
+        )
+    return int(text)

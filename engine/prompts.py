@@ -94,6 +94,22 @@ def params_for_each(
     return every  # type: ignore[return-value]
 
 
+def ids_for_each(request_ids: Sequence_[str] | None, first: int, count: int) -> list[str]:
+    """One for each of `count` prompts; numbers from `first` on where none are given.
+
+    Raises:
+        RequestError: if they are no strings, or another number of them.
+    """
+    if request_ids is None:
+        return [str(first + index) for index in range(count)]
+    every = None if isinstance(request_ids, str) else elements(request_ids)
+    if every is None or not all(isinstance(item, str) for item in every):
+        raise RequestError("request_ids must be a list of strings")
+    if len(every) != count:
+        raise RequestError(f"{count} prompts and {len(every)} request_ids; give one each")
+    return every  # type: ignore[return-value]
+
+
 def elements(listed: object) -> list[object] | None:
     """What a list, an array, a tensor or an iterator holds; None where it is nothing of these."""
     if isinstance(listed, NO_LISTS):

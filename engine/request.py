@@ -78,7 +78,10 @@ RANGES: dict[str, tuple[bool, float, float, str]] = {
 
 @dataclass(slots=True)
 class Sequence:
-    """A request being served: its tokens, and the pages and the state slot that it holds."""
+    """A request being served: its tokens, and the pages and the state slot that it holds.
+
+    `id` is what observers know it by.
+    """
 
     token_ids: list[int]
     num_prompt_tokens: int
@@ -88,6 +91,7 @@ class Sequence:
     state_index: int = 0
     num_cached: int = 0
     logprobs: list[float] = field(default_factory=list)
+    id: str = ""
 
     @property
     def output_ids(self) -> list[int]:

@@ -16,6 +16,7 @@ from engine.config import ModelConfig
 from engine.graphs import DecodeGraph
 from engine.kv_cache import KvLayer, PagePool, make_kv_layer
 from engine.models.decoder import Decoder
+from engine.observe import Observer
 from engine.request import Sequence
 from engine.sampler import SamplingTensors, draw, make_sampling_tensors
 from engine.state_cache import StateLayer, make_state_layer
@@ -27,7 +28,8 @@ SCRATCH_SLOT = 0
 class Runner:
     """A model with its caches.
 
-    `num_slots` counts the requests that can hold state at once.
+    `num_slots` counts the requests that can hold state at once. `observer` is told of each forward
+    that a request waits for.
     """
 
     def __init__(
@@ -39,12 +41,14 @@ class Runner:
         num_slots: int,
         dtype: torch.dtype,
         device: str,
+        observer: Observer,
     ) -> None:
         self.model = model
         self.operations = operations
         self.page_size = pool.page_size
         self.table_width = table_width
         self.device = device
+        self.observer = observer
         self.caches = make_caches(model.config, pool, num_slots + 1, dtype, device)
         self.graph: DecodeGraph | None = None
 
@@ -56,8 +60,16 @@ class Runner:
 
     def forward(self, batch: Batch, sampling: SamplingTensors) -> tuple[Tensor, Tensor]:
         """Run the batch and draw each sequence's next token: tokens and log-probabilities."""
-        hidden = self.model.hidden(batch, self.caches)
-        logits = self.model.logits(hidden, batch)
+        return self.draw(self.logits(batch), batch, sampling)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Run the batch: `[num_seqs, vocab_size]`."""
+        return self.model.logits(self.model.hidden(batch, self.caches), batch)
+
+    def draw(
+        self, logits: Tensor, batch: Batch, sampling: SamplingTensors
+    ) -> tuple[Tensor, Tensor]:
+        """Each sequence's next token and its log-probability."""
         return draw(self.operations, logits, sampling, batch.last_positions)
 
     def batch(self, chunks: Sequence_[Chunk]) -> Batch:
@@ -67,30 +79,32 @@ class Runner:
     @torch.inference_mode()
     def prefill(self, sequence: Sequence, chunk_tokens: int) -> tuple[int, float]:
         """Run all of a sequence's tokens that aren't cached, in chunks; draw the next token."""
-        sampling = make_sampling_tensors([sequence], self.device)
-        while True:
-            count = min(chunk_tokens, len(sequence.token_ids) - sequence.num_cached)
-            batch = self.batch([Chunk(sequence, count)])
-            sequence.num_cached += count
-            if sequence.num_cached == len(sequence.token_ids):
-                break
-            self.model.hidden(batch, self.caches)
-        tokens, logprobs = self.forward(batch, sampling)
-        if self.graph is not None:
-            self.graph.begin(sequence, sampling)
-        return int(tokens.item()), float(logprobs.item())
+        remaining = len(sequence.token_ids) - sequence.num_cached
+        while remaining > chunk_tokens:
+            with self.observer.step("prefill", (sequence.id,), chunk_tokens):
+                self.model.hidden(self.batch([Chunk(sequence, chunk_tokens)]), self.caches)
+            sequence.num_cached += chunk_tokens
+            remaining -= chunk_tokens
+        with self.observer.step("prefill", (sequence.id,), remaining):
+            sampling = make_sampling_tensors([sequence], self.device)
+            tokens, logprobs = self.forward(self.batch([Chunk(sequence, remaining)]), sampling)
+            sequence.num_cached += remaining
+            if self.graph is not None:
+                self.graph.begin(sequence, sampling)
+            return int(tokens.item()), float(logprobs.item())
 
     @torch.inference_mode()
     def decode(self, sequence: Sequence) -> tuple[int, float]:
         """Run a sequence's one uncached token; draw the next."""
-        if self.graph is not None:
-            tokens, logprobs = self.graph.step(sequence)
-        else:
-            batch = self.batch([Chunk(sequence, 1)])
-            sampling = make_sampling_tensors([sequence], self.device)
-            tokens, logprobs = self.forward(batch, sampling)
-        sequence.num_cached += 1
-        return int(tokens.item()), float(logprobs.item())
+        with self.observer.step("decode", (sequence.id,), 1):
+            if self.graph is not None:
+                tokens, logprobs = self.graph.step(sequence)
+            else:
+                batch = self.batch([Chunk(sequence, 1)])
+                sampling = make_sampling_tensors([sequence], self.device)
+                tokens, logprobs = self.forward(batch, sampling)
+            sequence.num_cached += 1
+            return int(tokens.item()), float(logprobs.item())
 
 
 def make_caches(

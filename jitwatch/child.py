@@ -55,7 +55,7 @@ def run_child(job: Job, progress: Progress) -> list[str]:
         child.stdin.close()
         for message in _messages(reader, child):
             if message["m"] == "served":
-                progress(job.device, message["number"], total)
+                progress(job.device, message["number"], message.get("total") or total)
             last = message
         status = child.wait()
     except BaseException:

@@ -37,6 +37,7 @@ from jitwatch.sweep import (
     run_sweep,
     without_outputs,
 )
+from jitwatch.targets.engine import DEFAULT_LAYERS, NAME, EngineOptions, parse_arguments
 
 EXIT = {"pass": 0, "inconclusive": 2, "fail": 1}
 
@@ -93,7 +94,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     add = sweep.add_argument
-    add("--target", required=True, metavar="MODULE:ATTR", help="an object with serve(request), ...")
+    add(
+        "--target",
+        default=NAME,
+        metavar="MODULE:ATTR",
+        help="an object with serve(request), ...; `engine` is this repository's (%(default)s)",
+    )
     add("--device", default="auto", help="auto, cuda or sim:BOARD; comma-separated for several")
     add("--min", type=int, default=MIN_LENGTH, help="shortest prompt, in tokens (%(default)s)")
     add("--max", type=int, default=MAX_LENGTH, help="longest prompt, in tokens (%(default)s)")
@@ -101,6 +107,19 @@ def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     add("--lengths", metavar="N,N,...", help="these lengths instead of --min, --max, --step")
     add("--output-tokens", type=int, default=2, help="tokens to generate (%(default)s)")
     add("--warmup-lengths", metavar="N,N,...", help="lengths to serve before ready")
+    add(
+        "--param",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="goes to every request, such as temperature=0.8; may be repeated",
+    )
+    add(
+        "--prove",
+        type=int,
+        metavar="MAX",
+        help="simulated: find by bisection the lengths that stand for all of 1..MAX",
+    )
     add("--repo", type=Path, help="the repository under test (the git top level here)")
     add("--package", action="append", default=[], help="a package under test; may be repeated")
     add(
@@ -117,12 +136,65 @@ def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     add("--json", metavar="FILE", help="the report as JSON; - for stdout, the text on stderr then")
     add("--html", metavar="FILE", help="the report as one self-contained page")
     sweep.set_defaults(run=_sweep)
+    _add_engine(sweep.add_argument_group("the target `engine`"))
+
+
+def _add_engine(group: argparse._ArgumentGroup) -> None:
+    default = EngineOptions()
+    add = group.add_argument
+    add("--model", metavar="PRESET|DIR", help=f"a preset or a checkpoint ({default.model})")
+    add("--layers", type=int, help=f"how many of its layers ({DEFAULT_LAYERS}, or all if fewer)")
+    add("--dtype", help="bfloat16, float16 or float32 (the checkpoint's)")
+    add("--kv-tokens", type=int, help=f"room of the KV cache ({default.kv_tokens}, or more)")
+    add("--skip-prefill-warmup", action="store_true", help="boot without the warmup ladder")
+    add(
+        "--engine-arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="passed to engine.LLM; may be repeated",
+    )
+
+
+def _engine(arguments: argparse.Namespace) -> EngineOptions:
+    """The engine's options; given for another target they would be ignored, and are refused."""
+    given = {
+        name: getattr(arguments, name)
+        for name in ("model", "layers", "dtype", "kv_tokens")
+        if getattr(arguments, name) is not None
+    }
+    more = parse_arguments(arguments.engine_arg, "--engine-arg")
+    if arguments.skip_prefill_warmup:
+        more["skip_prefill_warmup"] = True
+    if arguments.target != NAME and (given or more):
+        option = next(iter((*given, *more))).replace("_", "-")
+        raise UsageError(
+            f"--target {arguments.target}: takes no option of the engine's ({option})",
+            "--model, --layers, --dtype, --kv-tokens, --skip-prefill-warmup and --engine-arg are "
+            "for --target engine",
+            "leave it out, or set it in the target itself",
+        )
+    return EngineOptions(**given, arguments=more)
+
+
+def _lengths(arguments: argparse.Namespace) -> tuple[int, ...]:
+    """The lengths to serve; none for a proof, which chooses them."""
+    chosen = (arguments.min, arguments.max, arguments.step) != (MIN_LENGTH, MAX_LENGTH, 1)
+    if arguments.prove is not None and (chosen or arguments.lengths is not None):
+        raise UsageError(
+            f"--prove {arguments.prove}: chooses its lengths itself",
+            "--min, --max, --step or --lengths is given as well",
+            "leave them out: it is about every length from 1 on",
+        )
+    if arguments.prove is not None:
+        return ()
+    if arguments.lengths is not None:
+        return parse_lengths(arguments.lengths)
+    return lengths_between(arguments.min, arguments.max, arguments.step)
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    lengths = lengths_between(arguments.min, arguments.max, arguments.step)
-    if arguments.lengths is not None:
-        lengths = parse_lengths(arguments.lengths)
+    lengths = _lengths(arguments)
     devices = resolve_devices(arguments.device)
     _refuse_simulated_options(arguments, devices)
     _check_numbers_and_folders(arguments)
@@ -146,6 +218,9 @@ def _sweep(arguments: argparse.Namespace) -> int:
         winners=arguments.winners,
         simulated=arguments.simulated,
         path=here,
+        params=parse_arguments(arguments.param, "--param"),
+        engine=_engine(arguments),
+        prove=arguments.prove,
         command=shlex.join(["jitwatch", *without_outputs(sys.argv[1:])]),
     )
     with progress_bar() as progress:

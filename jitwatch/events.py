@@ -119,7 +119,9 @@ class Request:
     """One request of the sweep. `error` is the exception's type, message and place.
 
     `launches` counts kernel launches where something counted them (the simulated
-    device, a probe), else None.
+    device, a probe), else None. `used` are the `seq` of the load events, of the
+    process `pid`, whose functions were launched, where something tells (the
+    simulated device), else None.
     """
 
     id: str
@@ -130,6 +132,8 @@ class Request:
     end_ns: int | None
     error: str | None = None
     launches: int | None = None
+    pid: int = 0
+    used: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

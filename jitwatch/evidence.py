@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jitwatch.attribution import IN_REPO, counted_loads, loaded_variants
-from jitwatch.events import Coverage, Event, Request
+from jitwatch.events import Coverage, Event, Request, Step
 from jitwatch.variants import describe, read_variant
 from jitwatch.verdict import plural
 
@@ -66,6 +66,18 @@ def contradictions(
         doubts += _hook_without_module(events)
         doubts += _launched_without_load(events, facts.get("probe_kernels", ()))
     return doubts
+
+
+def without_steps(requests: Sequence[Request], steps: Sequence[Step]) -> list[str]:
+    """Where a target says its own steps, each request that it answered must have one."""
+    seen = {request for step in steps for request in step.requests}
+    missing = [request for request in requests if request.error is None and request.id not in seen]
+    if not missing:
+        return []
+    return [
+        f"{plural(len(missing), 'request')} without a step, first {missing[0].id}: what loaded in "
+        "them can't be charged; call the observer around every forward"
+    ]
 
 
 def nothing_under_test(events: Sequence[Event], coverage: Coverage) -> list[str]:

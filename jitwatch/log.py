@@ -271,11 +271,21 @@ def _apply_request(process: _Process, record: dict[str, Any]) -> None:
             arrival_ns=record["t"],
             first_token_ns=None,
             end_ns=None,
+            pid=process.pid,
         )
+    elif kind == "first_token":
+        # Probes and warmup are no requests of the sweep.
+        if record["id"] in process.requests:
+            request = process.requests[record["id"]]
+            process.requests[request.id] = replace(request, first_token_ns=record["t"])
     elif kind == "request_end":
         request = process.requests[record["id"]]
         process.requests[request.id] = replace(
-            request, end_ns=record["t"], error=record["error"], launches=record["launches"]
+            request,
+            end_ns=record["t"],
+            error=record["error"],
+            launches=record["launches"],
+            used=tuple(record["used"]) if "used" in record else None,
         )
     elif kind == "ready":
         process.ready_ns = record["t"]

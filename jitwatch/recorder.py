@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -39,6 +39,8 @@ class Recorder:
         self.dropped = 0
         self._told = 0
         self.on_step: list[Callable[[int | None], None]] = []
+        #: Tokens of the longest step so far; whoever asks may set it back to 0.
+        self.longest_step = 0
         self._lock = threading.Lock()
         self._seq = 0
         self._step_ids = 0
@@ -131,6 +133,7 @@ class Recorder:
         with self._lock:
             self._step_ids += 1
             step = self._step_ids
+        self.longest_step = max(self.longest_step, tokens)
         outer = self.current_step
         tid = threading.get_native_id()
         begin = {"r": "step", "id": step, "phase": phase, "requests": requests, "tokens": tokens}
@@ -149,11 +152,22 @@ class Recorder:
         record = {"r": "request", "id": request, "prompt_tokens": prompt_tokens}
         self._write({**record, "output_tokens": output_tokens, "t": self.clock()})
 
+    def first_token(self, request: str) -> None:
+        """A request's first token is known."""
+        self._write({"r": "first_token", "id": request, "t": self.clock()})
+
     def request_end(
-        self, request: str, *, error: str | None = None, launches: int | None = None
+        self,
+        request: str,
+        *,
+        error: str | None = None,
+        launches: int | None = None,
+        used: Collection[int] | None = None,
     ) -> None:
-        """A request was answered, or failed with `error`."""
-        record = {"r": "request_end", "id": request, "error": error, "launches": launches}
+        """A request was answered, or failed with `error`. `used`: see `events.Request`."""
+        record: dict[str, Any] = {"r": "request_end", "id": request, "error": error, "launches": launches}
+        if used is not None:
+            record["used"] = sorted(used)
         self._write({**record, "t": self.clock()})
 
     def ready(self) -> None:

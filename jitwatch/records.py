@@ -27,6 +27,7 @@ META_OPTIONAL: dict[str, Shape] = {
     "environment": dict,
     "fail_on": TEXT,
     "simulated": {NULL, list},
+    "prove": MAYBE_INT,
 }
 #: What each kind of line must hold; a line that doesn't is damaged, and counted as lost.
 FIELDS: dict[str, dict[str, Shape]] = {
@@ -46,6 +47,7 @@ FIELDS: dict[str, dict[str, Shape]] = {
     },
     "step_end": {"id": INT, "t": INT},
     "request": {"id": TEXT, "prompt_tokens": INT, "output_tokens": INT, "t": INT},
+    "first_token": {"id": TEXT, "t": INT},
     "request_end": {"id": TEXT, "t": INT, "error": MAYBE_TEXT, "launches": MAYBE_INT},
     "ready": {"t": INT},
     "source": {"name": TEXT, "armed": bool, "version": TEXT, "reason": TEXT},
@@ -61,6 +63,7 @@ OPTIONAL: dict[str, Shape] = {
     "stack": TEXTS,
     "detail": TEXT,
     "nbytes": INT,
+    "used": (list, INT),
 }
 FACTS: dict[str, Shape] = {
     "packages": (dict, TEXTS),
@@ -72,6 +75,10 @@ FACTS: dict[str, Shape] = {
     "launches_by_request": (dict, INT),
     "winners": (list, dict),
     "hooks_displaced": bool,
+    "ladder": (list, dict),
+    "warmup_seconds": {int, float},
+    "says_steps": bool,
+    "proof": dict,
 }
 
 

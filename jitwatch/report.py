@@ -24,6 +24,7 @@ from jitwatch.events import (
     VariantUse,
     Verdict,
 )
+from jitwatch.uses import ladder_of, read_proof, uses_of
 from jitwatch.verdict import judge, plural, spell_lengths
 
 #: Kinds that are counted where they are late and in the repository under test.
@@ -59,7 +60,7 @@ class RequestRow:
 
     @property
     def ttft_ms(self) -> float | None:
-        """Time to first token, where the target says when that was."""
+        """Time to first token, where the target says when that was and a device ran."""
         if self.request.first_token_ns is None:
             return None
         return (self.request.first_token_ns - self.request.arrival_ns) / 1e6
@@ -116,13 +117,18 @@ def build_report(
         *evidence.unlike_simulated(placed, coverage, meta.get("simulated"), until_ns),
         *evidence.missing_evidence(counts, coverage, requests, simulated=simulated),
     ]
+    if facts.get("says_steps"):
+        doubts += evidence.without_steps(requests, steps)
     if not doubts and not (seen and meta.get("fail_on") == "any"):
         doubts += evidence.nothing_under_test(placed, coverage)
+    proof = read_proof(facts["proof"]) if "proof" in facts else None
     not_served = [*meta.get("doubts", ()), *_unanswered(requests, meta.get("lengths", ()))]
+    if meta.get("prove") is not None and proof is None:
+        not_served.append(f"the proof for 1..{meta['prove']:,} was not finished")
     fail_on = str(meta.get("fail_on", "in-repo"))
     return Report(
         device=str(meta["device"]),
-        environment={**meta.get("environment", {}), **facts.get("environment", {})},
+        environment=_environment(meta, facts, simulated=simulated),
         coverage=_relative_coverage(coverage, roots),
         verdict=judge(counts, [*not_served, *doubts], fail_on=fail_on),
         doubts=tuple(doubts),
@@ -133,6 +139,9 @@ def build_report(
         steps=tuple(steps),
         warm_variants=warm,
         ready_ns=ready_ns,
+        ladder=ladder_of(meta, facts),
+        uses=uses_of(placed, requests),
+        proof=proof,
     )
 
 
@@ -280,7 +289,7 @@ def _row(
         for event in (stall.event for stall in stalls)
     ]
     return RequestRow(
-        request=request,
+        request=replace(request, first_token_ns=None) if simulated else request,
         phases=phases,
         in_repo_loads=in_repo,
         other_loads=len(loads) - in_repo if sees_others else None,
@@ -305,6 +314,16 @@ def _unanswered(requests: Sequence[Request], lengths: Sequence[int]) -> list[str
             f"{spell_lengths(missing)}"
         )
     return doubts
+
+
+def _environment(
+    meta: Mapping[str, Any], facts: Mapping[str, Any], *, simulated: bool
+) -> dict[str, Any]:
+    found = {**meta.get("environment", {}), **facts.get("environment", {})}
+    # What this machine took says nothing of what a GPU would.
+    if "warmup_seconds" in facts and not simulated:
+        found["warmup_seconds"] = facts["warmup_seconds"]
+    return found
 
 
 def _relative_coverage(coverage: Coverage, roots: Roots) -> Coverage:

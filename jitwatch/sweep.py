@@ -11,8 +11,8 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from jitwatch.log import read_report, write_meta
 from jitwatch.render.json import read_json
 from jitwatch.report import Report
 from jitwatch.simulate.boards import get_board
+from jitwatch.targets.engine import NAME, EngineOptions
 from jitwatch.targets.worker import Job
 from jitwatch.verdict import spell_lengths
 
@@ -35,7 +36,11 @@ DEFAULT_BOARD = "sim:h200"
 
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
-    """What to sweep, on which devices, and what fails it. Lengths are prompt tokens."""
+    """What to sweep, on which devices, and what fails it. Lengths are prompt tokens.
+
+    `params` go to every request; `engine` is for the target `engine`. With `prove` the lengths
+    are chosen while they are served, between 1 and that one.
+    """
 
     target: str
     devices: tuple[str, ...]
@@ -52,6 +57,9 @@ class SweepOptions:
     simulated: Path | None = None
     path: Path = Path(".")
     command: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    engine: EngineOptions = EngineOptions()
+    prove: int | None = None
 
 
 def lengths_between(low: int, high: int, step: int = 1) -> tuple[int, ...]:
@@ -180,6 +188,7 @@ def run_sweep(options: SweepOptions, progress: Progress | None = None) -> list[R
     Raises:
         UsageError: the target can't be found or used, a package is unknown.
     """
+    check_prove(options)
     simulated = simulated_variants(options)
     make_run_dir(options.run_dir)
     reports = []
@@ -203,6 +212,21 @@ def run_sweep(options: SweepOptions, progress: Progress | None = None) -> list[R
             ) from error
         reports.append(read_report(run_dir))
     return reports
+
+
+def check_prove(options: SweepOptions) -> None:
+    """Raise a UsageError for a proof that can't be had."""
+    if options.prove is None:
+        return
+    if options.prove < 1:
+        raise UsageError(f"--prove {options.prove}: must be 1 or more", "it is a prompt's length")
+    real = [device for device in options.devices if not device.startswith("sim:")]
+    if real or options.simulated is not None:
+        raise UsageError(
+            f"--prove {options.prove}: needs a simulated device",
+            "on a GPU nothing says which kernels a request launched",
+            "use --device sim:h200, and sweep the GPU over --lengths of your choice",
+        )
 
 
 def simulated_variants(options: SweepOptions) -> list[dict[str, Any]] | None:
@@ -244,6 +268,13 @@ def read_reports(path: Path) -> list[Report]:
     return jitwatch.load(path)
 
 
+def engine_options(options: SweepOptions) -> EngineOptions:
+    """The engine's options, with room for the longest request."""
+    longest = max((*options.lengths, *options.warmup_lengths, options.prove or 1))
+    needed = longest + options.output_tokens
+    return replace(options.engine, kv_tokens=max(options.engine.kv_tokens, needed))
+
+
 def _job(options: SweepOptions, device: str, run_dir: Path) -> Job:
     return Job(
         run_dir=str(run_dir.resolve()),
@@ -257,6 +288,9 @@ def _job(options: SweepOptions, device: str, run_dir: Path) -> Job:
         keys_only=options.keys_only,
         strict_values=options.strict_values,
         winners=options.winners,
+        params=dict(options.params),
+        engine=asdict(engine_options(options)) if options.target == NAME else {},
+        prove=options.prove,
     )
 
 
@@ -269,6 +303,9 @@ def _meta(options: SweepOptions, device: str) -> dict[str, Any]:
         "lengths": list(options.lengths),
         "warmup_lengths": list(options.warmup_lengths),
         "output_tokens": options.output_tokens,
+        "params": dict(options.params),
+        "engine": asdict(engine_options(options)) if options.target == NAME else None,
+        "prove": options.prove,
         "repo": str(options.repo.resolve()),
         "packages": list(options.packages),
         "fail_on": options.fail_on,

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 MODULES_OF = {
     "data": ["events", "errors"],
-    "pure": ["attribution", "variants", "causes", "diagnosis", "verdict", "evidence"],
+    "pure": ["attribution", "variants", "causes", "diagnosis", "verdict", "evidence", "uses"],
     "report": ["report"],
     "render": ["render", "render.html", "render.terminal", "render.json", "render.frames"],
     "recorder": ["recorder", "records"],

@@ -11,7 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.statements import one_variant
+
 MAX_BLOCK = 1024
+
+STATEMENTS = {"silu_and_mul_kernel": one_variant}
 
 
 @triton.jit

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.paged import LOG2_E, attend_block
+from engine.kernels.statements import one_variant
 
 
 class Tile(NamedTuple):
@@ -32,6 +33,9 @@ def tile_for(dtype: torch.dtype) -> Tile:
     if dtype == torch.float32:
         return Tile(rows=32, keys=32, num_warps=8, num_stages=1)
     return Tile(rows=128, keys=64, num_warps=8, num_stages=3)
+
+
+STATEMENTS = {"attention_kernel": one_variant}
 
 
 # A gate's token stride is another one for a single token in some views, so that even its

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.paged import LOG2_E, attend_block
+from engine.kernels.statements import one_variant
 
 MAX_SPLITS = 64
 # A long sequence among many short ones is still shared by a few programs.
@@ -30,6 +31,9 @@ COMBINE_BLOCK_D = 64
 def split_count(num_seqs: int, num_kv_heads: int) -> int:
     """Over how many programs the keys of each sequence and key head are split, at most."""
     return min(MAX_SPLITS, max(MIN_SPLITS, PROGRAMS // (num_seqs * num_kv_heads)))
+
+
+STATEMENTS = {"attention_update_kernel": one_variant, "attention_combine_kernel": one_variant}
 
 
 @triton.jit

@@ -12,10 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.statements import one_variant
+
 BLOCK_TOKENS = 32
 BLOCK_CHANNELS = 128
 UPDATE_BLOCK_CHANNELS = 128
 NUM_WARPS = 4
+
+STATEMENTS = {"causal_conv1d_kernel": one_variant, "causal_conv1d_update_kernel": one_variant}
 
 
 @triton.jit

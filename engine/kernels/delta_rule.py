@@ -12,9 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.delta_rule_chunks import CHUNK, prepare_chunks, warps_for
+from engine.kernels.statements import one_variant
 
 # As many programs for one sequence of 32 heads of 128 as an H200 has multiprocessors, about.
 BLOCK_V = 32
+
+STATEMENTS = {"delta_rule_state_kernel": one_variant}
 
 
 @triton.jit

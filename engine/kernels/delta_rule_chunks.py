@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.statements import one_variant
+
 CHUNK = 64
 
 
@@ -41,6 +43,9 @@ class Chunks:
     w: Tensor
     scores: Tensor
     log_decay: Tensor
+
+
+STATEMENTS = {"delta_rule_chunk_kernel": one_variant}
 
 
 @triton.jit

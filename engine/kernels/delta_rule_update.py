@@ -12,9 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.delta_rule_chunks import load_gates
+from engine.kernels.statements import one_variant
 
 BLOCK_V = 32
 NUM_WARPS = 4
+
+STATEMENTS = {"delta_rule_update_kernel": one_variant}
 
 
 @triton.jit(do_not_specialize=["q_stride", "k_stride", "v_stride", "a_stride", "b_stride"])

@@ -1,7 +1,6 @@
 """The routed experts' networks from the sort of tokens to the weighted sum.
 
-Owns `experts`: four launches, of which `engine.kernels.grouped_matmul.variant_starts` says at
-which token counts their variants change.
+Owns `experts`: four launches, three of them with the tile that the token count asks for.
 """
 
 from __future__ import annotations
@@ -12,9 +11,13 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.alignment import align
-from engine.kernels.grouped_matmul import down_matmul, gate_up_matmul, tile_for
+from engine.kernels.grouped_matmul import down_matmul, gate_up_matmul, tile_for, tile_starts
+from engine.kernels.statements import one_variant_with_experts
 
 MAX_BLOCK = 1024
+
+# The sort is cut into the matmuls' tiles.
+STATEMENTS = {"align_kernel": tile_starts, "weighted_sum_kernel": one_variant_with_experts}
 
 
 @triton.jit(do_not_specialize=["shared_gate_stride"])

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.statements import Shapes, Start
 from engine.kernels.tables import Table
 
 
@@ -46,11 +47,20 @@ def tile_for(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
     return TILES.at(triton.cdiv(num_pairs, num_experts))
 
 
-def variant_starts(top_k: int, num_experts: int) -> tuple[int, ...]:
-    """The token counts, ascending, at which a new variant of the experts' kernels begins."""
-    # The fewest tokens with num_tokens * top_k > (rows - 1) * num_experts.
-    starts = {(rows - 1) * num_experts // top_k + 1 for rows in TILES.starts()}
-    return tuple(sorted(starts))
+def tile_starts(shapes: Shapes) -> tuple[Start, ...]:
+    """The token counts at which the experts' kernels take another tile."""
+    if not shapes.num_experts:
+        return ()
+    starts: dict[Tile, Start] = {}
+    for rows in TILES.starts():
+        # The fewest tokens with num_tokens * top_k > (rows - 1) * num_experts.
+        num_tokens = (rows - 1) * shapes.num_experts // shapes.top_k + 1
+        tile = tile_for(num_tokens * shapes.top_k, shapes.num_experts, shapes.dtype)
+        starts.setdefault(tile, Start(num_tokens, f"tiles of {tile.block_m} rows"))
+    return tuple(starts.values())
+
+
+STATEMENTS = {"gate_up_kernel": tile_starts, "down_kernel": tile_starts}
 
 
 @triton.jit

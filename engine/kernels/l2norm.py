@@ -11,8 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.statements import one_variant
+
 BLOCK_ROWS = 16
 NUM_WARPS = 4
+
+STATEMENTS = {"l2norm_kernel": one_variant}
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -12,8 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.statements import one_variant
+
 GATED_BLOCK_ROWS = 8
 GATED_NUM_WARPS = 4
+
+STATEMENTS = {
+    "rms_norm_kernel": one_variant,
+    "add_rms_norm_kernel": one_variant,
+    "gated_rms_norm_kernel": one_variant,
+}
 
 
 @triton.jit

@@ -21,6 +21,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.kernels.philox import uniform
+from engine.kernels.statements import Statement
+
+# Plain torch has no variants: what warmup runs once has met all that there is.
+STATEMENTS: dict[str, Statement] = {}
+SAMPLING_VARIANTS: tuple[dict[str, float], ...] = ({"temperature": 0.0},)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, plus_one: bool = False) -> Tensor:

@@ -13,8 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.statements import one_variant
+
 BLOCK_TOKENS = 8
 NUM_WARPS = 4
+
+STATEMENTS = {"rope_and_store_kernel": one_variant}
 
 
 @triton.jit

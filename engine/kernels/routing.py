@@ -10,9 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.statements import one_variant_with_experts
+
 # A row of experts is 8 values per thread of a warp at most for the models known; more warps would
 # only meet in shared memory at each of the top_k maxima.
 NUM_WARPS = 1
+
+STATEMENTS = {"route_kernel": one_variant_with_experts}
 
 
 @triton.jit(do_not_specialize=["logits_stride"])

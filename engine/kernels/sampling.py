@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels import philox
+from engine.kernels.statements import one_variant
 
 BLOCK = philox.LANES
 # Passes without pivots or noise have the registers for more: their time is that of a load's way.
@@ -19,6 +20,10 @@ SCAN = 4 * BLOCK
 # Thresholds tried in one pass over a row: nine parts, so that 32 bits take ten passes.
 PIVOTS = 8
 NUM_WARPS = 32
+
+STATEMENTS = {"sample_kernel": one_variant}
+# The parameters that a warmup must draw with to have met every variant: all are read from memory.
+SAMPLING_VARIANTS: tuple[dict[str, float], ...] = ({"temperature": 0.0},)
 
 
 @triton.jit

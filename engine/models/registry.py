@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from engine.config import ModelConfig
 from engine.errors import ConfigError
-from engine.hf_config import ConfigFile
+from engine.hf_config import ConfigFile, parse, read_config_file
 from engine.models import llama, qwen3, qwen3_5, qwen3_next
 from engine.models.family import Family
 
@@ -32,3 +35,14 @@ def family_of(file: ConfigFile) -> Family:
             f"the engine runs {', '.join(sorted(FAMILIES))}"
         )
     return family
+
+
+def read_model(model: str | Path) -> tuple[Family, ModelConfig]:
+    """The family and the whole configuration of a preset or a checkpoint directory.
+
+    Raises:
+        ConfigError: if there is no such model, or the engine can't run it.
+    """
+    file = read_config_file(model)
+    family = family_of(file)
+    return family, family.read_config(parse(file))

@@ -22,9 +22,11 @@ from jitwatch.events import (
     SourceState,
     Stall,
     Step,
+    VariantUse,
     Verdict,
 )
 from jitwatch.report import Report, RequestRow
+from jitwatch.uses import read_proof, read_rung
 from jitwatch.variants import read_variant
 
 
@@ -48,6 +50,9 @@ def to_object(report: Report) -> dict[str, Any]:
         "events": [asdict(event) for event in report.events],
         "steps": [asdict(step) for step in report.steps],
         "ready_ns": report.ready_ns,
+        "ladder": [asdict(rung) for rung in report.ladder],
+        "uses": [asdict(use) for use in report.uses],
+        "proof": asdict(report.proof) if report.proof is not None else None,
     }
 
 
@@ -99,7 +104,15 @@ def _report(data: dict[str, Any]) -> Report:
         ),
         warm_variants=tuple(read_variant(item) for item in data["warm_variants"]),
         ready_ns=data["ready_ns"],
+        ladder=tuple(read_rung(item) for item in data.get("ladder", ())),
+        uses=tuple(_read_use(item) for item in data.get("uses", ())),
+        proof=read_proof(data["proof"]) if data.get("proof") else None,
     )
+
+
+def _read_use(data: dict[str, Any]) -> VariantUse:
+    spans = tuple((first, last) for first, last in data["spans"])
+    return VariantUse(read_variant(data["variant"]), data["origin"], spans)
 
 
 def _event(data: dict[str, Any]) -> Event:
@@ -114,7 +127,8 @@ def _coverage(data: dict[str, Any]) -> Coverage:
 
 
 def _read_request(data: dict[str, Any]) -> RequestRow:
-    names = (field.name for field in fields(Request))
+    # Which process, and its event numbers, are told by `uses`.
+    names = (field.name for field in fields(Request) if field.name not in ("pid", "used"))
     return RequestRow(
         request=Request(**{name: data["times"].get(name, data.get(name)) for name in names}),
         phases=data["phases"],

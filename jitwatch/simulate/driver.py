@@ -19,6 +19,7 @@ from triton.runtime import driver as driver_config
 
 from jitwatch.events import Variant
 from jitwatch.recorder import Recorder
+from jitwatch.simulate import launched
 from jitwatch.simulate.boards import Board
 from jitwatch.simulate.cubin import registers_and_spills
 from jitwatch.simulate.writes import written_parameters
@@ -41,6 +42,9 @@ class SimulatedUtils:
         self.board = board
         self.recorder = recorder
         self._handles = itertools.count(1)
+        #: The load event of each function, and the kernel of each load event.
+        self.loads: dict[int, int] = {}
+        self.kernels: dict[int, str] = {}
 
     def load_binary(
         self, name: str, kernel: bytes, shared: int, device: int
@@ -50,6 +54,7 @@ class SimulatedUtils:
         seq = self.recorder.begin("load", "driver", name, nbytes=len(kernel), detail=detail)
         registers, spills = registers_and_spills(kernel, name)
         handle = next(self._handles)
+        self.loads[handle], self.kernels[seq] = seq, name
         self.recorder.end(seq)
         return handle, handle, registers, spills, MAX_THREADS
 
@@ -105,9 +110,14 @@ class SimulatedDriver(DriverBase):
         predict_launcher_build(src, getattr(metadata, "tensordesc_meta", None))
         return SimulatedLauncher(self, src, metadata)
 
-    def launched(self) -> None:
+    def launched(self, function: int) -> None:
         """Count one launch."""
         self.launches = next(self._count)
+        launched.launch(function)
+
+    def take_used(self) -> frozenset[int]:
+        """The load events of what was launched since the last call."""
+        return frozenset(self.utils.loads[function] for function in launched.take())
 
     def get_current_target(self) -> GPUTarget:
         """The board's architecture."""
@@ -184,7 +194,7 @@ class SimulatedLauncher:
             size, align, num_ctas = self.scratch
             if size:
                 _allocation._allocator.get()(x * y * z * num_ctas * size, align, stream)
-            self.driver.launched()
+            self.driver.launched(function)
             for index in self.written:
                 if hasattr(values[index], "untyped_storage"):
                     self.driver.kernel_wrote(values[index])

@@ -10,7 +10,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from jitwatch.simulate import streams
+from jitwatch.simulate import launched, streams
 
 Pool = tuple[int, int]
 
@@ -28,6 +28,7 @@ class CUDAGraph:
     def __init__(self, keep_graph: bool = False) -> None:
         self._pool: Pool | None = None
         self._captured = False
+        self._functions: frozenset[int] = frozenset()
         self._debug = False
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **_: Any) -> None:
@@ -42,6 +43,7 @@ class CUDAGraph:
             raise RuntimeError("This CUDAGraph instance already owns a captured graph; reset it")
         self._pool = pool or graph_pool_handle()
         streams.capture_on(streams.current_stream())
+        launched.begin_capture()
 
     def capture_end(self) -> None:
         """Stop capturing.
@@ -52,6 +54,7 @@ class CUDAGraph:
         if not streams.is_current_stream_capturing():
             raise RuntimeError("capture_end() called while no capture is under way")
         streams.capture_on(None)
+        self._functions = launched.end_capture()
         self._captured = True
 
     def _needs_capture(self, what: str) -> None:
@@ -63,16 +66,18 @@ class CUDAGraph:
         self._needs_capture("instantiate")
 
     def replay(self) -> None:
-        """Launch the captured graph: nothing runs.
+        """Launch the captured graph: nothing runs, its functions count as launched.
 
         Raises:
             RuntimeError: nothing was captured.
         """
         self._needs_capture("replay")
+        launched.replay(self._functions)
 
     def reset(self) -> None:
         """Forget the captured graph."""
         self._captured, self._pool = False, None
+        self._functions = frozenset()
 
     def pool(self) -> Pool:
         """The pool the capture allocated from."""

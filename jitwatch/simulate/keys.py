@@ -64,8 +64,10 @@ class KeyedKernel:
         """Load at the first call, count a launch at each."""
         if self._launcher is None:
             self._init_handles()
-        assert self._launcher is not None
-        self._launcher(*args)
+        assert self._launcher is not None and self.function is not None
+        # The function that the caller read is None where this call loads it.
+        x, y, z, stream, _, *others = args
+        self._launcher(x, y, z, stream, self.function, *others)
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         x, y, z = (*grid, 1, 1)[:3]

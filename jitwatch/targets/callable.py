@@ -11,11 +11,13 @@ import functools
 import importlib
 import inspect
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from jitwatch.errors import TargetError
+from jitwatch.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +30,25 @@ class TargetRequest:
     params: Mapping[str, Any] = field(default_factory=dict)
 
 
+class WatchedTarget(ABC):
+    """A target object that says its own steps, requests and tokens; others have one step each."""
+
+    @abstractmethod
+    def attach(self, recorder: Recorder) -> None:
+        """Called once, before `warmup`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A resolved target. `warmup` is None where it has none: it is ready at once."""
+    """A resolved target. `warmup` is None where it has none: it is ready at once.
+
+    With `attach` it is given the recorder and writes its steps into it by itself.
+    """
 
     serve: Callable[[TargetRequest], Any]
     warmup: Callable[[], Any] | None
     close: Callable[[], Any] | None
+    attach: Callable[[Recorder], None] | None = None
 
 
 def load_target(name: str) -> Target:
@@ -53,6 +67,34 @@ def load_target(name: str) -> Target:
         )
     found = _attribute(_module(module_name, name), attribute, name)
     return _target(found, name)
+
+
+def target_of(made: Any, name: str) -> Target:
+    """The target that an object is which was made already.
+
+    Raises:
+        TargetError: it can't serve.
+    """
+    serve = getattr(made, "serve", None)
+    if not callable(serve):
+        raise TargetError(
+            f"--target {name} gives a {type(made).__name__} without serve(request)",
+            "a target object serves requests",
+            "give it `def serve(self, request)`; warmup() and close() are optional",
+        )
+    for method in ("warmup", "close"):
+        if not callable(getattr(made, method, None) or finish):
+            raise TargetError(
+                f"--target {name}: its {method} is no method",
+                f"it is {getattr(made, method)!r}",
+                f"leave it out, or give it `def {method}(self)`",
+            )
+    return Target(
+        _finished(serve),
+        _finished(getattr(made, "warmup", None)),
+        _finished(getattr(made, "close", None)),
+        getattr(made, "attach", None) if isinstance(made, WatchedTarget) else None,
+    )
 
 
 def where_raised(error: BaseException) -> str:
@@ -103,7 +145,7 @@ def _target(found: Any, name: str) -> Target:
             "give them defaults, or name a function without parameters that returns an object",
         )
     if inspect.isclass(found) or (inspect.isroutine(found) and not _required(found)):
-        return _from_object(found(), name)
+        return target_of(found(), name)
     if inspect.isroutine(found):
         if len(_required(found)) != 1:
             raise TargetError(
@@ -112,29 +154,7 @@ def _target(found: Any, name: str) -> Target:
                 "wrap it: def serve(prompt_tokens): ...",
             )
         return Target(lambda request: finish(found(request.prompt_tokens)), None, None)
-    return _from_object(found, name)
-
-
-def _from_object(made: Any, name: str) -> Target:
-    serve = getattr(made, "serve", None)
-    if not callable(serve):
-        raise TargetError(
-            f"--target {name} gives a {type(made).__name__} without serve(request)",
-            "a target object serves requests",
-            "give it `def serve(self, request)`; warmup() and close() are optional",
-        )
-    for method in ("warmup", "close"):
-        if not callable(getattr(made, method, None) or finish):
-            raise TargetError(
-                f"--target {name}: its {method} is no method",
-                f"it is {getattr(made, method)!r}",
-                f"leave it out, or give it `def {method}(self)`",
-            )
-    return Target(
-        _finished(serve),
-        _finished(getattr(made, "warmup", None)),
-        _finished(getattr(made, "close", None)),
-    )
+    return target_of(found, name)
 
 
 def finish(result: Any) -> Any:

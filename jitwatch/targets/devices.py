@@ -32,6 +32,12 @@ class Device(Protocol):
     def launches(self) -> int | None:
         """Kernel launches so far, or None where only callbacks could count them."""
 
+    def take_used(self) -> frozenset[int] | None:
+        """The load events of what was launched since the last call; None where nobody knows."""
+
+    def kernel_of(self, load: int) -> str:
+        """The kernel of a load event that `take_used` named."""
+
     def counting_launches(self) -> Any:
         """A context in which launches are counted; gives a function that says how many."""
 
@@ -106,6 +112,12 @@ class CudaDevice:
     def launches(self) -> int | None:
         return None
 
+    def take_used(self) -> None:
+        return None
+
+    def kernel_of(self, load: int) -> str:
+        raise LookupError("nothing on a GPU says which functions were launched")
+
     @contextmanager
     def counting_launches(self) -> Iterator[Callable[[], int]]:
         if self.hook is None:
@@ -176,6 +188,12 @@ class SimulatedDevice:
 
     def launches(self) -> int | None:
         return self.driver.launches if self.driver is not None else 0
+
+    def take_used(self) -> frozenset[int]:
+        return self.driver.take_used() if self.driver is not None else frozenset()
+
+    def kernel_of(self, load: int) -> str:
+        return str(self.driver.utils.kernels[load])
 
     @contextmanager
     def counting_launches(self) -> Iterator[Callable[[], int]]:

@@ -15,13 +15,15 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from jitwatch.errors import JitwatchError, RunFileError, TargetError, UsageError
 from jitwatch.recorder import Recorder
-from jitwatch.targets.callable import Target, TargetRequest, load_target, where_raised
+from jitwatch.targets import engine
+from jitwatch.targets.callable import Target, TargetRequest, load_target, target_of, where_raised
 from jitwatch.targets.devices import Device, open_device
 
 #: Requests served once more on a real GPU with launch callbacks on, as evidence.
@@ -31,7 +33,11 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that the child needs to know."""
+    """All that the child needs to know.
+
+    `params` go to every request. `engine` are the fields of `EngineOptions`, for the target
+    `engine`. `prove` asks for lengths from 1 to that one, chosen as they are served.
+    """
 
     run_dir: str
     target: str
@@ -44,6 +50,9 @@ class Job:
     keys_only: bool = False
     strict_values: bool = False
     winners: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
+    prove: int | None = None
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -56,6 +65,10 @@ class Job:
         for name in ("lengths", "warmup_lengths", "packages"):
             data[name] = tuple(data[name])
         return cls(**data)
+
+
+class _Unproved(Exception):
+    """A request failed, so that the proof can't go on."""
 
 
 class Worker:
@@ -77,14 +90,17 @@ class Worker:
             self.recorder.fact("blind_spot", "processes that the target starts are not watched")
             stage = "import"
             self._find_packages()
-            target = load_target(self.job.target)
+            target = self._load_target()
             stage = "warmup"
             self._warmup(target)
             self.device.ready()
             self.recorder.ready()
             self.tell("ready")
             stage = "serve"
-            self._serve_all(target)
+            if self.job.prove is None:
+                self._serve_all(target)
+            else:
+                self._prove(target, self.job.prove)
             self.recorder.fact("served_until_ns", self.recorder.clock())
             stage = "probe"
             self._probe(target)
@@ -118,24 +134,65 @@ class Worker:
             folders[name] = [os.path.realpath(place) for place in places]
         self.recorder.fact("packages", folders)
 
+    def _load_target(self) -> Target:
+        if self.job.target == engine.NAME:
+            options = engine.EngineOptions(**self.job.engine)
+            target = target_of(engine.EngineTarget(options), engine.NAME)
+        else:
+            target = load_target(self.job.target)
+        if target.attach is not None:
+            target.attach(self.recorder)
+            self.recorder.fact("says_steps", True)
+        return target
+
     def _warmup(self, target: Target) -> None:
         if target.warmup is not None:
             target.warmup()
         for length in self.job.warmup_lengths:
-            target.serve(TargetRequest(f"warmup{length}", length, self.job.output_tokens))
+            target.serve(self._request("warmup", length))
 
     def _serve_all(self, target: Target) -> None:
         for number, length in enumerate(self.job.lengths, 1):
-            request = TargetRequest(f"len{length}", length, self.job.output_tokens)
-            self._serve(target, request)
+            self._serve(target, self._request("len", length))
             self.tell("served", number=number)
 
-    def _serve(self, target: Target, request: TargetRequest) -> None:
+    def _prove(self, target: Target, max_tokens: int) -> None:
+        """Serve the lengths that say for all up to `max_tokens` which variants they launch."""
+        from jitwatch.prove import Served, prove
+
+        assert self.device is not None
+
+        def serve(length: int) -> Served:
+            self.recorder.longest_step = 0
+            used, failure = self._serve(target, self._request("len", length))
+            if failure is not None or used is None:
+                raise _Unproved
+            longest = self.recorder.longest_step if target.attach is not None else None
+            return Served(used, longest)
+
+        def told(served: int, planned: int | None) -> None:
+            self.tell("served", number=served, total=planned)
+
+        try:
+            proof = prove(serve, max_tokens, self.device.kernel_of, told)
+        except _Unproved:  # the request's error says why
+            return
+        self.recorder.fact("proof", asdict(proof))
+
+    def _request(self, name: str, length: int) -> TargetRequest:
+        return TargetRequest(f"{name}{length}", length, self.job.output_tokens, self.job.params)
+
+    def _serve(
+        self, target: Target, request: TargetRequest
+    ) -> tuple[frozenset[int] | None, str | None]:
+        """Serve one request; what it launched, where that is known, and how it failed."""
         assert self.device is not None
         recorder = self.recorder
         recorder.request(request.id, request.prompt_tokens, request.output_tokens)
         before, failure = self.device.launches(), None
-        with recorder.step("mixed", (request.id,), request.prompt_tokens):
+        self.device.take_used()
+        step = recorder.step("mixed", (request.id,), request.prompt_tokens)
+        with nullcontext() if target.attach is not None else step:
             try:
                 target.serve(request)
             except Exception as error:
@@ -143,7 +200,9 @@ class Worker:
                 self._keep_traceback(f"request-{request.id}")
         after = self.device.launches()
         launches = after - before if before is not None and after is not None else None
-        recorder.request_end(request.id, error=failure, launches=launches)
+        used = self.device.take_used()
+        recorder.request_end(request.id, error=failure, launches=launches, used=used)
+        return used, failure
 
     def _probe(self, target: Target) -> None:
         """Serve a few lengths again where launches can be counted only with callbacks on."""
@@ -156,7 +215,7 @@ class Worker:
         with self.device.counting_launches() as count:
             for length in chosen:
                 before = count()
-                request = TargetRequest(f"probe{length}", length, self.job.output_tokens)
+                request = self._request("probe", length)
                 try:
                     target.serve(request)
                 except Exception:

@@ -24,7 +24,7 @@ def operations(module):
 
 def test_the_same_operations_with_the_same_signatures():
     reference, fused = load_operations("reference"), load_operations("fused")
-    assert set(fused.__all__) == set(operations(fused))
+    assert set(fused.__all__) == set(operations(fused)) | {"SAMPLING_VARIANTS", "STATEMENTS"}
     expected = {
         name: signature
         for name, signature in operations(reference).items()
