@@ -165,7 +165,12 @@ class Recorder:
         used: Collection[int] | None = None,
     ) -> None:
         """A request was answered, or failed with `error`. `used`: see `events.Request`."""
-        record: dict[str, Any] = {"r": "request_end", "id": request, "error": error, "launches": launches}
+        record: dict[str, Any] = {
+            "r": "request_end",
+            "id": request,
+            "error": error,
+            "launches": launches,
+        }
         if used is not None:
             record["used"] = sorted(used)
         self._write({**record, "t": self.clock()})

@@ -58,7 +58,7 @@ class SweepOptions:
     path: Path = Path(".")
     command: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
-    engine: EngineOptions = EngineOptions()
+    engine: EngineOptions = field(default_factory=EngineOptions)
     prove: int | None = None
 
 

@@ -21,7 +21,14 @@ MODULES_OF = {
     "data": ["events", "errors"],
     "pure": ["attribution", "variants", "causes", "diagnosis", "verdict", "evidence", "uses"],
     "report": ["report"],
-    "render": ["render", "render.html", "render.terminal", "render.json", "render.frames"],
+    "render": [
+        "render",
+        "render.frames",
+        "render.html",
+        "render.json",
+        "render.lengths",
+        "render.terminal",
+    ],
     "recorder": ["recorder", "records"],
     "sources": [
         "sources",
@@ -46,6 +53,7 @@ MODULES_OF = {
         "simulate.graphs",
         "simulate.indexing",
         "simulate.keys",
+        "simulate.launched",
         "simulate.memory",
         "simulate.native",
         "simulate.patches",
@@ -60,19 +68,25 @@ MODULES_OF = {
     ],
     # Reading a run directory decodes the driver's records and ends in a report: above both.
     "reader": ["log"],
-    "targets": ["targets", "targets.callable", "targets.devices", "targets.worker"],
+    "targets": [
+        "targets",
+        "targets.callable",
+        "targets.devices",
+        "targets.engine",
+        "targets.worker",
+    ],
     "api": [""],
     "leaves": ["child", "sweep", "plugin", "cli", "doctor", "__main__"],
 }
 
 ENGINE_MODULES_OF = {
-    "engine data": ["checks", "config", "errors", "request"],
+    "engine data": ["checks", "config", "errors", "observe", "request"],
     "engine kernels": ["kernels", "kernels.*"],
     "engine state": ["batch", "hf_config", "hf_rope", "kv_cache", "loader", "state_cache"],
     "engine layers": ["attention.*", "layers.*", "moe.*"],
     "engine models": ["models.*"],
     "engine runner": ["graphs", "runner", "sampler"],
-    "engine api": ["", "llm", "memory", "options", "prompts", "tokenizer"],
+    "engine api": ["", "llm", "memory", "options", "prompts", "tokenizer", "warmup"],
 }
 
 #: What a layer may import beside its own modules.

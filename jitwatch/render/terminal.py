@@ -9,6 +9,7 @@ from dataclasses import astuple, dataclass
 
 from jitwatch.attribution import IN_REPO, union_ms
 from jitwatch.events import Event, Stall
+from jitwatch.render.lengths import ladder_lines, proof_lines
 from jitwatch.report import Report
 from jitwatch.verdict import plural, spell_lengths
 
@@ -60,6 +61,8 @@ def render_text(report: Report) -> str:
     if ours:
         lines += ["", _wrapped(BARRIER if is_simulated(report) else BARRIER + TIMED, "")]
     lines += _others(report, [item for item in found if item not in ours])
+    lines += ["", *ladder_lines(report)] if report.ladder else []
+    lines += ["", *proof_lines(report.proof)] if report.proof is not None else []
     lines += ["", *coverage_lines(report)]
     fitted = (_wrapped(line, "    ") for text in lines for line in text.split("\n"))
     return "\n".join(fitted) + "\n"
@@ -76,6 +79,8 @@ def first_line(report: Report) -> str:
     waited = {r for s in report.stalls if s.event.origin == IN_REPO for r in s.requests}
     served = plural(counts["requests"] or 0, "request")
     head = f"{report.verdict.outcome.upper()}: {served} on {report.device}"
+    if report.proof is not None and not waited:
+        head += f" stand for 1..{report.proof.max_tokens:,}"
     if waited:
         return f"{head}, {len(waited):,} waited for late in-repo work"
     return f"{head}, {plural(counts['warmup_variants'] or 0, 'variant')} warm at ready"

@@ -64,7 +64,8 @@ class KeyedKernel:
         """Load at the first call, count a launch at each."""
         if self._launcher is None:
             self._init_handles()
-        assert self._launcher is not None and self.function is not None
+        assert self._launcher is not None
+        assert self.function is not None
         # The function that the caller read is None where this call loads it.
         x, y, z, stream, _, *others = args
         self._launcher(x, y, z, stream, self.function, *others)
