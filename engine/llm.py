@@ -146,13 +146,11 @@ class LLM:
         """Run the ladder up to `most_tokens`, then capture decode; sets what it took."""
         start = time.perf_counter()
         moe = self.config.moe
-        self.ladder = make_ladder(
-            self.runner.operations.STATEMENTS,
-            Shapes(self.dtype, moe.num_experts if moe else 0, moe.top_k if moe else 0),
-            min(self.longest, self.max_prefill_tokens, most_tokens),
-        )
+        shapes = Shapes(self.dtype, moe.num_experts if moe else 0, moe.top_k if moe else 0)
+        most = min(self.longest, self.max_prefill_tokens, most_tokens)
+        self.ladder = make_ladder(self.runner.operations.STATEMENTS, shapes, most)
         if self.ladder:
-            warm_up(self.runner, self.pool, self.ladder, self.longest)
+            warm_up(self.runner, self.pool, self.ladder, self.longest, most)
         if cuda_graphs:
             self.runner.capture()
         torch.cuda.synchronize()

@@ -2,8 +2,8 @@
 
 Owns the ladder, which it derives from what each kernel says of itself for this model
 (`engine.kernels.statements`), and the passes over it. Whatever a request can reach is run: a
-prompt of each rung, what continues a cached prefix, a decode, the sampler. Does not know how
-requests are served.
+prompt of each rung, what continues a cached prefix, a decode, the sampler, and the projections at
+every size for which cuBLAS has another kernel. Does not know how requests are served.
 """
 
 from __future__ import annotations
@@ -54,11 +54,35 @@ def make_ladder(
     )
 
 
-def warm_up(runner: Runner, pool: PagePool, ladder: tuple[Rung, ...], longest: int) -> None:
+def library_sizes(longest: int) -> list[int]:
+    """The token counts up to `longest` at which cuBLAS may take another kernel for a projection.
+
+    Source: over 11 … 2,560 tokens on an H200 (torch 2.11, CUDA 13.0) every one of 237 loads of
+    cuBLAS's came at 8k or at 8k + 1 (docs/decisions.md, 17). Fewer than 16 are cheap to run all.
+    """
+    sizes = {*range(1, 17), *range(8, longest + 1, 8), *range(9, longest + 1, 8), longest}
+    return sorted(size for size in sizes if size <= longest)
+
+
+@torch.inference_mode()
+def warm_projections(runner: Runner, longest: int) -> None:
+    """Run each shape of projection alone at all of `library_sizes`."""
+    sizes, linears = library_sizes(longest), runner.model.linears()
+    log.info("warmup: %d projections at %d sizes: cuBLAS", len(linears), len(sizes))
+    for linear in linears:
+        weight = linear.weight
+        x = torch.empty((longest, weight.shape[1]), dtype=weight.dtype, device=weight.device)
+        for size in sizes:
+            linear(x[:size])
+
+
+def warm_up(
+    runner: Runner, pool: PagePool, ladder: tuple[Rung, ...], longest: int, most: int
+) -> None:
     """Run everything that a request can reach, once for each variant.
 
-    `longest` is the most tokens that a sequence can have. The caller captures decode graphs
-    afterwards: what a capture meets must be warm.
+    `longest` is the most tokens that a sequence can have, `most` that a forward is warmed up for.
+    The caller captures decode graphs afterwards: what a capture meets must be warm.
     """
     for rung in ladder:
         log.info("warmup: %d tokens: %s", rung.num_tokens, "; ".join(rung.reasons))
@@ -66,6 +90,7 @@ def warm_up(runner: Runner, pool: PagePool, ladder: tuple[Rung, ...], longest: i
     for chunks in CONTINUATIONS:
         if sum(chunks) <= longest:
             run(runner, pool, chunks)
+    warm_projections(runner, most)
 
 
 @torch.inference_mode()

@@ -29,7 +29,15 @@ from jitwatch.sweep import (
     resolve_devices,
     run_sweep,
 )
+from jitwatch.targets.engine import NAME, EngineOptions, parse_arguments
 from jitwatch.verdict import BUDGET_KINDS
+
+
+#: Options that have the sweep's name, after `jitwatch-`.
+OPTIONS = (
+    *("target", "device", "package", "min", "max", "step", "lengths", "param"),
+    *("model", "layers", "engine-arg"),
+)
 
 
 class LateLoad(Exception):
@@ -51,6 +59,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--jitwatch-lengths", metavar="N,N,…", help="these lengths instead")
     add("--jitwatch-device", default="auto", metavar="DEVICE", help="auto, cuda or sim:BOARD")
     add("--jitwatch-package", action="append", default=[], metavar="NAME", help="under test too")
+    add(
+        "--jitwatch-param", action="append", default=[], metavar="K=V", help="goes to every request"
+    )
+    add("--jitwatch-model", metavar="PRESET|DIR", help="of the target engine")
+    add("--jitwatch-layers", type=int, metavar="N", help="of the target engine")
+    add(
+        "--jitwatch-engine-arg",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="passed to engine.LLM",
+    )
     add("--jitwatch-keys-only", action="store_true", help="simulated: compile nothing")
     parser.addini("jitwatch_target", "the target of pytest --jitwatch, as module:attr")
 
@@ -101,10 +121,11 @@ class Sweep:
     def __init__(self, config: pytest.Config) -> None:
         option = config.getoption
         target = option("jitwatch_target") or config.getini("jitwatch_target")
-        if not target:
+        if not target and not (config.rootpath / NAME).is_dir():
             raise UsageError(
                 "there is no target to sweep",
-                "neither --jitwatch-target nor the ini setting jitwatch_target is given",
+                "neither --jitwatch-target nor the ini setting jitwatch_target is given, and "
+                f"there is no {NAME}/ in {config.rootpath}",
                 "add jitwatch_target = module:attr to the pytest configuration",
             )
         devices = resolve_devices(option("jitwatch_device"))
@@ -123,7 +144,9 @@ class Sweep:
             )
         )
         self.config = config
-        self.target = str(target)
+        self.target = str(target or NAME)
+        self.params = parse_arguments(option("jitwatch_param"), "--jitwatch-param")
+        self.engine = _engine_options(config, self.target)
         self.devices = devices
         self.report: Report | None = None
         self.run_dir: Path | None = None
@@ -160,6 +183,8 @@ class Sweep:
             run_dir=self.run_dir,
             repo=default_repo(root),
             packages=tuple(self.config.getoption("jitwatch_package")),
+            params=self.params,
+            engine=self.engine,
             keys_only=self.config.getoption("jitwatch_keys_only"),
             path=root,
             command=shlex.join(["pytest", *self.config.invocation_params.args]),
@@ -198,6 +223,23 @@ class SweepItem(pytest.Item):
 SWEEP: pytest.StashKey[Sweep] = pytest.StashKey()
 
 
+def _engine_options(config: pytest.Config, target: str) -> EngineOptions:
+    given = {
+        name: config.getoption(f"jitwatch_{name}")
+        for name in ("model", "layers")
+        if config.getoption(f"jitwatch_{name}") is not None
+    }
+    more = parse_arguments(config.getoption("jitwatch_engine_arg"), "--jitwatch-engine-arg")
+    if target != NAME and (given or more):
+        raise UsageError(
+            f"--jitwatch-target {target}: takes no option of the engine's",
+            "--jitwatch-model, --jitwatch-layers and --jitwatch-engine-arg are for the target "
+            "engine",
+            "leave them out, or set them in the target itself",
+        )
+    return EngineOptions(**given, arguments=more)
+
+
 def _late(report: Report, row: RequestRow) -> bool:
     return any(
         row.request.id in stall.requests
@@ -214,7 +256,7 @@ def _diagnosed(report: Report, row: RequestRow) -> Iterator[str]:
 
 def _as_plugin_options(text: str) -> str:
     """Errors of the sweep with the plugin's names of its options."""
-    for name in ("target", "device", "package", "min", "max", "step", "lengths"):
+    for name in OPTIONS:
         text = text.replace(f" --{name}", f" --jitwatch-{name}")
         if text.startswith(f"--{name}"):
             text = f"--jitwatch-{text[2:]}"

@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.batch import Batch
 from engine.config import ModelConfig
 from engine.kv_cache import KvLayer
-from engine.layers.linear import load_linear
+from engine.layers.linear import Linear, load_linear
 from engine.layers.norm import norm_weight
 from engine.loader import Weights
 from engine.state_cache import StateLayer
@@ -52,6 +52,10 @@ class Attention:
         if self.config.head_norm:
             self.q_norm = norm_weight(config, weights, f"{name}.q_norm", head_dim)
             self.k_norm = norm_weight(config, weights, f"{name}.k_norm", head_dim)
+
+    def linears(self) -> list[Linear]:
+        """The projections of each token."""
+        return [self.qkv, self.output]
 
     def __call__(self, x: Tensor, batch: Batch, cache: KvLayer | StateLayer) -> Tensor:
         """`x: [num_tokens, hidden_size]`; the result is shaped like it."""

@@ -52,6 +52,10 @@ class GatedDeltaNet:
         output = [(f"{name}.out_proj", config.hidden_size)]
         self.output = load_linear(weights, output, self.value_dim)
 
+    def linears(self) -> list[Linear]:
+        """The projections of each token."""
+        return [self.projection, self.output]
+
     def __call__(self, x: Tensor, batch: Batch, cache: KvLayer | StateLayer) -> Tensor:
         """`x: [num_tokens, hidden_size]`; the result is shaped like it."""
         assert isinstance(cache, StateLayer)

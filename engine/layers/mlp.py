@@ -6,7 +6,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from engine.layers.linear import load_linear
+from engine.layers.linear import Linear, load_linear
 from engine.loader import Weights
 
 
@@ -27,6 +27,10 @@ class Mlp:
         self.gate_up = load_linear(weights, parts, hidden_size, bias=bias)
         self.down = load_linear(weights, [(f"{name}.down_proj", hidden_size)], width, bias=bias)
         self.operations = operations
+
+    def linears(self) -> list[Linear]:
+        """The projections of each token."""
+        return [self.gate_up, self.down]
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x: [num_tokens, hidden_size]`; the result is shaped like it."""

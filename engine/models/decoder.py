@@ -17,6 +17,7 @@ from engine.attention.linear import GatedDeltaNet, LoadProjection
 from engine.batch import Batch
 from engine.config import LayerConfig, ModelConfig
 from engine.kv_cache import KvLayer
+from engine.layers.linear import Linear
 from engine.layers.mlp import Mlp
 from engine.layers.norm import RmsNorm
 from engine.loader import Weights
@@ -29,6 +30,9 @@ class Mixer(Protocol):
 
     def __call__(self, x: Tensor, batch: Batch, cache: KvLayer | StateLayer) -> Tensor:
         """`x: [num_tokens, hidden_size]`; the result is shaped like it."""
+
+    def linears(self) -> list[Linear]:
+        """The projections of each token."""
 
 
 class Layer:
@@ -76,6 +80,16 @@ class Decoder:
         else:
             self.head = weights.take("lm_head.weight", table)
         weights.finish()
+
+    def linears(self) -> list[Linear]:
+        """The layers' projections, one for each shape that there is."""
+        every = [
+            linear
+            for layer in self.layers
+            for linear in (*layer.mixer.linears(), *layer.mlp.linears())
+        ]
+        shapes = {(linear.weight.shape, linear.bias is None): linear for linear in every}
+        return list(shapes.values())
 
     def hidden(self, batch: Batch, caches: list[KvLayer | StateLayer]) -> Tensor:
         """Run all layers; returns the normalised `[num_tokens, hidden_size]`."""

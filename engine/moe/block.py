@@ -41,6 +41,10 @@ class MoeBlock:
                 operations,
             )
 
+    def linears(self) -> list[Linear]:
+        """The projections of each token that aren't an expert's."""
+        return [self.router, *(self.shared.linears() if self.shared is not None else ())]
+
     def __call__(self, x: Tensor) -> Tensor:
         """`x: [num_tokens, hidden_size]`; the result is shaped like it."""
         num_experts = self.config.num_experts
