@@ -37,7 +37,13 @@ from jitwatch.sweep import (
     run_sweep,
     without_outputs,
 )
-from jitwatch.targets.engine import DEFAULT_LAYERS, NAME, EngineOptions, parse_arguments
+from jitwatch.targets.engine import (
+    DEFAULT_LAYERS,
+    KV_TOKENS,
+    NAME,
+    EngineOptions,
+    parse_arguments,
+)
 
 EXIT = {"pass": 0, "inconclusive": 2, "fail": 1}
 
@@ -145,7 +151,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     add("--model", metavar="PRESET|DIR", help=f"a preset or a checkpoint ({default.model})")
     add("--layers", type=int, help=f"how many of its layers ({DEFAULT_LAYERS}, or all if fewer)")
     add("--dtype", help="bfloat16, float16 or float32 (the checkpoint's)")
-    add("--kv-tokens", type=int, help=f"room of the KV cache ({default.kv_tokens}, or more)")
+    add("--kv-tokens", type=int, help=f"room of the KV cache ({KV_TOKENS}, or more)")
     add("--skip-prefill-warmup", action="store_true", help="boot without the warmup ladder")
     add(
         "--engine-arg",

@@ -32,7 +32,6 @@ from jitwatch.sweep import (
 from jitwatch.targets.engine import NAME, EngineOptions, parse_arguments
 from jitwatch.verdict import BUDGET_KINDS
 
-
 #: Options that have the sweep's name, after `jitwatch-`.
 OPTIONS = (
     *("target", "device", "package", "min", "max", "step", "lengths", "param"),

@@ -25,7 +25,7 @@ from jitwatch.log import read_report, write_meta
 from jitwatch.render.json import read_json
 from jitwatch.report import Report
 from jitwatch.simulate.boards import get_board
-from jitwatch.targets.engine import NAME, EngineOptions
+from jitwatch.targets.engine import KV_TOKENS, NAME, EngineOptions
 from jitwatch.targets.worker import Job
 from jitwatch.verdict import spell_lengths
 
@@ -269,10 +269,11 @@ def read_reports(path: Path) -> list[Report]:
 
 
 def engine_options(options: SweepOptions) -> EngineOptions:
-    """The engine's options, with room for the longest request."""
+    """The engine's options, with room for the longest request where none is asked for."""
+    if options.engine.kv_tokens is not None:
+        return options.engine
     longest = max((*options.lengths, *options.warmup_lengths, options.prove or 1))
-    needed = longest + options.output_tokens
-    return replace(options.engine, kv_tokens=max(options.engine.kv_tokens, needed))
+    return replace(options.engine, kv_tokens=max(KV_TOKENS, longest + options.output_tokens))
 
 
 def _job(options: SweepOptions, device: str, run_dir: Path) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib import metadata
 from pathlib import Path
 
@@ -134,7 +135,8 @@ def test_a_wrong_target_is_an_error_of_every_item_in_the_plugins_words(project):
             [],
             [
                 "ERROR: jitwatch: there is no target to sweep",
-                "  why: neither --jitwatch-target nor the ini setting jitwatch_target is given",
+                "  why: neither --jitwatch-target nor the ini setting jitwatch_target is given, and "
+                "there is no engine/ in *",
                 "  fix: add jitwatch_target = module:attr to the pytest configuration",
             ],
         ),
@@ -157,6 +159,14 @@ def test_a_wrong_target_is_an_error_of_every_item_in_the_plugins_words(project):
         (
             ["--jitwatch-target=targets:Clean", "--jitwatch-lengths=x"],
             ["ERROR: jitwatch: --jitwatch-lengths x: 'x' is no length"],
+        ),
+        (
+            ["--jitwatch-target=targets:Clean", "--jitwatch-layers=2"],
+            ["ERROR: jitwatch: --jitwatch-target targets:Clean: takes no option of the engine's"],
+        ),
+        (
+            ["--jitwatch-target=targets:Clean", "--jitwatch-param=warm"],
+            ["ERROR: jitwatch: --jitwatch-param warm: no name=value"],
         ),
     ],
 )
@@ -195,3 +205,14 @@ def test_without_jitwatch_nothing_happens_and_torch_stays_out(project, pytester)
     result.assert_outcomes(passed=1)
     assert "= jitwatch =" not in result.stdout.str()
     assert json.loads((pytester.path / "modules.json").read_text()) == ["jitwatch.plugin"]
+
+
+def test_the_engine_is_swept_where_it_is_and_no_target_is_named(project, pytester):
+    shutil.copytree(ROOT / "engine", pytester.path / "engine")
+    options = ("--jitwatch-model=tiny", "--jitwatch-lengths=5,17", *SIM)
+    result = project("--jitwatch", *options)
+    assert result.ret == 0
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["PASS: 2 requests on sim:h200, * variants warm at ready"])
+    cold = project("--jitwatch", *options, "--jitwatch-engine-arg=skip_prefill_warmup=true")
+    cold.assert_outcomes(passed=1, failed=1)

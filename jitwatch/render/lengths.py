@@ -33,7 +33,7 @@ def proof_lines(proof: Proof) -> list[str]:
     for boundary in proof.boundaries:
         lines += _column(f"{boundary.prompt_tokens:,}", _change(boundary))
     for text in proof.assumptions:
-        lines.append(textwrap.fill(f"  assumed: {text}", WIDTH, subsequent_indent="    "))
+        lines += textwrap.wrap(f"  assumed: {text}", WIDTH, subsequent_indent="    ")
     return lines
 
 
@@ -56,6 +56,4 @@ def _few(kernels: Sequence[str]) -> str:
 
 
 def _column(head: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=f"  {head:>7}  ", subsequent_indent=" " * 11
-    )
+    return textwrap.wrap(text, WIDTH, initial_indent=f"  {head:>7}  ", subsequent_indent=" " * 11)

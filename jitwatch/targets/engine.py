@@ -31,14 +31,15 @@ KV_TOKENS = 65_536
 class EngineOptions:
     """The engine to boot. `arguments` are passed to `engine.LLM` as they are.
 
-    None for `layers` is 8, or all where the model has fewer. `kv_tokens` is a fixed number: free
-    memory must not decide which variants are met.
+    None for `layers` is 8, or all where the model has fewer; for `kv_tokens` it is 65,536, or
+    room for the longest request: a number that free memory has no part in, as it must not decide
+    which variants are met.
     """
 
     model: str = "qwen3.6-35b-a3b"
     layers: int | None = None
     dtype: str = "auto"
-    kv_tokens: int = KV_TOKENS
+    kv_tokens: int | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -105,7 +106,7 @@ class EngineTarget(WatchedTarget):
         observer = RecorderObserver(self.recorder) if self.recorder is not None else None
         arguments = {
             "dtype": self.options.dtype,
-            "kv_tokens": self.options.kv_tokens,
+            "kv_tokens": KV_TOKENS if self.options.kv_tokens is None else self.options.kv_tokens,
             **self.options.arguments,
         }
         try:

@@ -6,60 +6,65 @@ On the simulated device, where a launch is its key: the same code that runs on t
 from __future__ import annotations
 
 import json
+import os
+import random
 import subprocess
 import sys
 
 import pytest
 
-from engine.kernels.grouped_matmul import variant_starts
-
 # Beside every start of a variant, residues mod 16 and powers of two.
-EDGES = {n + d for n in (*variant_starts(8, 256), 1, 16, 64, 1024, 2048) for d in (-1, 0, 1)}
+EDGES = {n + d for n in (1, 16, 64, 257, 1024, 2048, 2049) for d in (-1, 0, 1)}
 LENGTHS = sorted({n for n in EDGES if n > 0} | set(range(100, 116)) | {3, 511, 2560})
+EXPERTS = {"gate_up_kernel", "down_kernel", "align_kernel"}
+SAMPLED = ["temperature=0.8", "top_k=20", "top_p=0.9", "min_p=0.02"]
 
 
-def sweep(tmp_path, *options):
+def sweep(tmp_path, *options, lengths=LENGTHS, **environment):
     out = tmp_path / "report.json"
-    target = ["--target", "tests.engine.target:Target", "--device", "sim:h200", "--keys-only"]
-    lengths = ["--lengths", ",".join(map(str, LENGTHS))]
-    command = [sys.executable, "-m", "jitwatch", "sweep", *target, *lengths, *options]
-    where = ["--json", str(out), "--run-dir", str(tmp_path / "run")]
-    done = subprocess.run([*command, *where], capture_output=True, text=True, check=False)
-    return done, json.loads(out.read_text())
+    asked = ["--lengths", ",".join(map(str, lengths))] if lengths else []
+    where = ["--device", "sim:h200", "--keys-only", "--json", str(out)]
+    where += ["--run-dir", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "jitwatch", "sweep", *where, *asked, *options]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+    assert out.exists(), done.stderr
+    return done.returncode, json.loads(out.read_text())
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    done, report = sweep(tmp_path_factory.mktemp("sweep"))
-    assert done.returncode == 0, done.stderr
+    status, report = sweep(tmp_path_factory.mktemp("sweep"))
+    assert status == 0
     return report
 
 
-def kernels(report):
-    """The kernel of each variant that was loaded."""
+def variants(report):
+    """Each variant that was loaded, as text, and its kernel."""
     loads = [e for e in report["events"] if e["kind"] == "load" and e["origin"] == "in-repo"]
-    variants = {
-        json.dumps(e["variant"], sort_keys=True): e["kernel"] for e in loads if e["variant"]
-    }
-    return list(variants.values())
+    return {json.dumps(e["variant"], sort_keys=True): e["kernel"] for e in loads if e["variant"]}
+
+
+def late(report):
+    return {stall["kernel"] for stall in report["stalls"]}
 
 
 def test_nothing_loads_late(report):
     assert report["counts"]["requests"] == len(LENGTHS)
     assert report["counts"]["late_in_repo_loads"] == 0
     assert report["stalls"] == []
+    assert all(request["launches"] > 0 for request in report["requests"])
 
 
 def test_a_kernel_has_one_variant_but_where_it_says_otherwise(report):
-    found = kernels(report)
-    tiled = {"gate_up_kernel", "down_kernel", "align_kernel"}
-    assert {name for name in found if found.count(name) > 1} == tiled
-    starts = len(variant_starts(8, 256))
-    assert [found.count(name) for name in sorted(tiled)] == [starts] * 3
+    found = list(variants(report).values())
+    assert {name for name in found if found.count(name) > 1} == EXPERTS
+    assert [found.count(name) for name in EXPERTS] == [3] * 3
 
 
 def test_every_kernel_of_the_model_was_launched(report):
-    assert set(kernels(report)) == {
+    assert set(variants(report).values()) == {
         "add_rms_norm_kernel",
         "align_kernel",
         "attention_kernel",
@@ -83,8 +88,71 @@ def test_every_kernel_of_the_model_was_launched(report):
     }
 
 
-def test_a_warmup_that_skips_a_start_is_caught(tmp_path):
-    done, report = sweep(tmp_path, "--target", "tests.engine.target:OneToken")
-    assert done.returncode == 1
-    late = {stall["kernel"] for stall in report["stalls"]}
-    assert late == {"gate_up_kernel", "down_kernel", "align_kernel"}
+def test_sampled_requests_meet_the_same_variants(report, tmp_path):
+    params = [word for param in SAMPLED for word in ("--param", param)]
+    status, sampled = sweep(tmp_path, *params)
+    assert status == 0
+    assert variants(sampled) == variants(report)
+
+
+def test_chunks_and_eager_decodes_meet_the_same_variants(report, tmp_path):
+    options = ["--engine-arg", "max_prefill_tokens=300", "--engine-arg", "cuda_graphs=false"]
+    status, chunked = sweep(tmp_path, *options)
+    assert status == 0
+    # No chunk has the 2,049 tokens of the widest tile.
+    assert set(variants(chunked)) < set(variants(report))
+    assert [rung["prompt_tokens"] for rung in chunked["ladder"]] == [1, 257]
+
+
+def test_a_capped_ladder_fails_beyond_its_cap(tmp_path):
+    status, report = sweep(tmp_path, lengths=[11, 256, 257, 2049], ENGINE_WARMUP_MAX_LEN="256")
+    assert status == 1
+    assert [rung["prompt_tokens"] for rung in report["ladder"]] == [1]
+    paid = {q["prompt_tokens"]: q["in_repo_loads"] for q in report["requests"]}
+    assert paid == {11: 0, 256: 0, 257: 3, 2049: 3}
+    assert late(report) == EXPERTS
+
+
+def test_without_prefill_warmup_the_first_request_pays(tmp_path):
+    status, report = sweep(tmp_path, "--skip-prefill-warmup", lengths=[11, 12])
+    assert status == 1
+    assert report["ladder"] == []
+    first, second = (request["in_repo_loads"] for request in report["requests"])
+    # What decode shares with prefill was captured at start.
+    assert (first, second) == (5, 0)
+    assert {"l2norm_kernel", "attention_kernel"} <= late(report)
+    assert "sample_kernel" not in late(report)
+
+
+def write_config(directory, seed):
+    """A model drawn from the seed: family, widths, experts and dtype."""
+    transformers = pytest.importorskip("transformers")
+    from tests.engine.checkpoints import ARCHITECTURES, CONFIGS, draw_fields
+
+    choose = random.Random(f"ladder {seed}")
+    moe = [name for name in ARCHITECTURES if "Moe" in name or "Next" in name]
+    architecture = choose.choice(moe)
+    num_experts = choose.choice([16, 24, 60, 64, 128])
+    fields = draw_fields(architecture, choose.randrange(1000)) | {
+        "num_experts": num_experts,
+        "num_experts_per_tok": choose.randint(1, 8),
+        "max_position_embeddings": 40_000,
+        "dtype": choose.choice(["bfloat16", "float16"]),
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+    }
+    config = getattr(transformers, CONFIGS[architecture])(**fields)
+    config.architectures = [architecture]
+    config.save_pretrained(directory)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_ladder_of_a_drawn_model_leaves_nothing_late(seed, tmp_path):
+    write_config(tmp_path / "model", seed)
+    options = ["--model", str(tmp_path / "model"), "--engine-arg", "dummy_weights=true"]
+    status, report = sweep(tmp_path, *options, "--prove", "20000", lengths=None)
+    assert status == 0, report["verdict"]
+    assert report["counts"]["late_in_repo_loads"] == 0
+    assert 1 < len(report["ladder"]) <= 24
+    changes = [boundary["prompt_tokens"] for boundary in report["proof"]["boundaries"]]
+    assert set(changes) >= {rung["prompt_tokens"] for rung in report["ladder"][1:]}

@@ -10,7 +10,7 @@ import torch
 from engine.kernels import experts as experts_module
 from engine.kernels import reference
 from engine.kernels.experts import experts
-from engine.kernels.grouped_matmul import FLOAT32_TILE, TILES, tile_for, variant_starts
+from engine.kernels.grouped_matmul import FLOAT32_TILE, TILES
 from tests.engine.kernels.checks import assert_close, draw, for_reference, generator, strided
 
 
@@ -86,12 +86,3 @@ def test_model(device, num_tokens):
     arguments = inputs(num_tokens, torch.bfloat16, device, QWEN)
     wide = [a.float() if a.is_floating_point() else a for a in arguments]
     assert_close(experts(*arguments), reference.experts(*wide).cpu(), torch.bfloat16)
-
-
-@pytest.mark.parametrize(("num_experts", "top_k"), [(256, 8), (128, 8), (8, 2), (5, 4), (9, 1)])
-def test_variants_start_where_they_are_said_to(num_experts, top_k):
-    def tile(num_tokens):
-        return tile_for(num_tokens * top_k, num_experts, torch.bfloat16)
-
-    changes = [1] + [n for n in range(2, 8193) if tile(n) != tile(n - 1)]
-    assert variant_starts(top_k, num_experts) == tuple(changes)
