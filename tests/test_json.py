@@ -6,6 +6,7 @@ import json
 
 from jitwatch.events import SCHEMA
 from jitwatch.render.json import render_json, to_object
+from tests.samples import event, report
 from tests.test_terminal import failing, inconclusive
 
 TOP = {
@@ -22,6 +23,9 @@ TOP = {
     "events",
     "steps",
     "ready_ns",
+    "ladder",
+    "uses",
+    "proof",
 }
 COUNTS = {
     "requests",
@@ -93,3 +97,15 @@ def test_one_device_is_an_object_and_several_are_a_list():
     several = json.loads(render_json([failing(), inconclusive()]))
     assert [one["device"] for one in several] == ["cuda", "sim:h200"]
     assert [one["counts"]["late_other_loads"] for one in several] == [3, None]
+
+
+def test_a_row_is_a_line_and_an_empty_list_none():
+    made = report([event(1, "load", -5)])
+    text = render_json([made])
+    # A tuple comes back as a list.
+    plain = json.loads(json.dumps(to_object(made)))
+    assert json.loads(text) == plain
+    lines = text.split("\n")
+    assert sum(line.startswith('  {"id": "len') for line in lines) == 2
+    assert ' "stalls": [],' in lines
+    assert json.loads(render_json([made, made])) == [plain, plain]

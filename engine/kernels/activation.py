@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.sizes import cdiv, next_power_of_2
 from engine.kernels.statements import one_variant
 
 MAX_BLOCK = 1024
@@ -34,8 +35,8 @@ def silu_and_mul(x: Tensor) -> Tensor:
     """`reference.silu_and_mul` with a block of one token's columns for each program."""
     num_tokens, width = x.shape[0], x.shape[1] // 2
     out = torch.empty((num_tokens, width), dtype=x.dtype, device=x.device)
-    block = min(MAX_BLOCK, triton.next_power_of_2(width))
-    silu_and_mul_kernel[(num_tokens, triton.cdiv(width, block))](
+    block = min(MAX_BLOCK, next_power_of_2(width))
+    silu_and_mul_kernel[(num_tokens, cdiv(width, block))](
         x,
         out,
         x.stride(0),

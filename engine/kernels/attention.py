@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.paged import LOG2_E, attend_block
+from engine.kernels.sizes import cdiv, next_power_of_2
 from engine.kernels.statements import one_variant
 
 
@@ -132,10 +133,10 @@ def attention(
     num_heads, head_dim = q.shape[1:]
     page_size, num_kv_heads = k_cache.shape[1:3]
     group = num_heads // num_kv_heads
-    block_d = max(16, triton.next_power_of_2(head_dim))
+    block_d = max(16, next_power_of_2(head_dim))
     tile = tile_for(q.dtype)
     out = torch.empty_like(q)
-    grid = (num_kv_heads, triton.cdiv(max_query_len * group, tile.rows), block_table.shape[0])
+    grid = (num_kv_heads, cdiv(max_query_len * group, tile.rows), block_table.shape[0])
     attention_kernel[grid](
         q,
         k_cache,

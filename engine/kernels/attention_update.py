@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.paged import LOG2_E, attend_block
+from engine.kernels.sizes import cdiv, next_power_of_2
 from engine.kernels.statements import one_variant
 
 MAX_SPLITS = 64
@@ -155,7 +156,7 @@ def attention_update(
     page_size, num_kv_heads = k_cache.shape[1:3]
     group = num_heads // num_kv_heads
     num_splits = split_count(num_seqs, num_kv_heads)
-    block_d = max(16, triton.next_power_of_2(head_dim))
+    block_d = max(16, next_power_of_2(head_dim))
     shape = (num_seqs, num_heads, num_splits)
     partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
     lse = torch.empty(shape, dtype=torch.float32, device=q.device)
@@ -174,7 +175,7 @@ def attention_update(
         GROUP=group,
         HEAD_DIM=head_dim,
         PAGE_SIZE=page_size,
-        BLOCK_M=max(16, triton.next_power_of_2(group)),
+        BLOCK_M=max(16, next_power_of_2(group)),
         BLOCK_N=BLOCK_N,
         BLOCK_D=block_d,
         num_warps=NUM_WARPS,
@@ -182,7 +183,7 @@ def attention_update(
     )
     out = torch.empty_like(q)
     combine_d = min(COMBINE_BLOCK_D, block_d)
-    attention_combine_kernel[(num_heads, num_seqs, triton.cdiv(head_dim, combine_d))](
+    attention_combine_kernel[(num_heads, num_seqs, cdiv(head_dim, combine_d))](
         partial,
         lse,
         context_lens,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.sizes import cdiv, next_power_of_2
 from engine.kernels.statements import one_variant
 
 BLOCK_TOKENS = 32
@@ -139,9 +140,9 @@ def causal_conv1d(
     assert taps <= BLOCK_TOKENS, "only a sequence's first block reads the state"
     out = torch.empty((x.shape[0], channels), dtype=x.dtype, device=x.device)
     grid = (
-        triton.cdiv(max_query_len, BLOCK_TOKENS),
+        cdiv(max_query_len, BLOCK_TOKENS),
         num_seqs,
-        triton.cdiv(channels, BLOCK_CHANNELS),
+        cdiv(channels, BLOCK_CHANNELS),
     )
     causal_conv1d_kernel[grid](
         x,
@@ -156,7 +157,7 @@ def causal_conv1d(
         TAPS=taps,
         BLOCK_TOKENS=BLOCK_TOKENS,
         BLOCK_CHANNELS=BLOCK_CHANNELS,
-        BLOCK_TAPS=triton.next_power_of_2(taps),
+        BLOCK_TAPS=next_power_of_2(taps),
         num_warps=NUM_WARPS,
     )
     return out
@@ -166,7 +167,7 @@ def causal_conv1d_update(x: Tensor, weight: Tensor, state: Tensor, state_indices
     """`reference.causal_conv1d_update` with a block of channels for each program."""
     num_seqs, (channels, taps) = x.shape[0], weight.shape
     out = torch.empty((num_seqs, channels), dtype=x.dtype, device=x.device)
-    grid = (num_seqs, triton.cdiv(channels, UPDATE_BLOCK_CHANNELS))
+    grid = (num_seqs, cdiv(channels, UPDATE_BLOCK_CHANNELS))
     causal_conv1d_update_kernel[grid](
         x,
         weight,
@@ -177,7 +178,7 @@ def causal_conv1d_update(x: Tensor, weight: Tensor, state: Tensor, state_indices
         CHANNELS=channels,
         TAPS=taps,
         BLOCK_CHANNELS=UPDATE_BLOCK_CHANNELS,
-        BLOCK_TAPS=triton.next_power_of_2(taps),
+        BLOCK_TAPS=next_power_of_2(taps),
         num_warps=NUM_WARPS,
     )
     return out

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.delta_rule_chunks import CHUNK, prepare_chunks, warps_for
+from engine.kernels.sizes import cdiv, next_power_of_2
 from engine.kernels.statements import one_variant
 
 # As many programs for one sequence of 32 heads of 128 as an H200 has multiprocessors, about.
@@ -112,8 +113,8 @@ def gated_delta_rule(
     """
     chunks = prepare_chunks(q, k, v, a, b, a_log, dt_bias, cu_seqlens, max_query_len)
     num_v_heads, k_dim, v_dim = state.shape[1:]
-    block_v = min(BLOCK_V, max(16, triton.next_power_of_2(v_dim)))
-    grid = (triton.cdiv(v_dim, block_v), state_indices.shape[0] * num_v_heads)
+    block_v = min(BLOCK_V, max(16, next_power_of_2(v_dim)))
+    grid = (cdiv(v_dim, block_v), state_indices.shape[0] * num_v_heads)
     delta_rule_state_kernel[grid](
         q,
         k,
@@ -133,7 +134,7 @@ def gated_delta_rule(
         K_DIM=k_dim,
         V_DIM=v_dim,
         CHUNK=CHUNK,
-        BLOCK_K=max(16, triton.next_power_of_2(k_dim)),
+        BLOCK_K=max(16, next_power_of_2(k_dim)),
         BLOCK_V=block_v,
         num_warps=warps_for(v.dtype),
         num_stages=1 if v.dtype == torch.float32 else 2,

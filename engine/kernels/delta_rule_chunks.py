@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.sizes import cdiv, next_power_of_2
 from engine.kernels.statements import one_variant
 
 CHUNK = 64
@@ -176,7 +177,7 @@ def prepare_chunks(
 
     log_decay = torch.empty((num_tokens, num_v_heads), dtype=torch.float32, device=v.device)
     chunks = Chunks(empty(v_dim), empty(k_dim), empty(CHUNK), log_decay)
-    grid = (triton.cdiv(max_query_len, CHUNK), (cu_seqlens.shape[0] - 1) * num_v_heads)
+    grid = (cdiv(max_query_len, CHUNK), (cu_seqlens.shape[0] - 1) * num_v_heads)
     delta_rule_chunk_kernel[grid](
         q,
         k,
@@ -201,8 +202,8 @@ def prepare_chunks(
         K_DIM=k_dim,
         V_DIM=v_dim,
         LEVELS=CHUNK.bit_length() - 1,
-        BLOCK_K=max(16, triton.next_power_of_2(k_dim)),
-        BLOCK_V=max(16, triton.next_power_of_2(v_dim)),
+        BLOCK_K=max(16, next_power_of_2(k_dim)),
+        BLOCK_V=max(16, next_power_of_2(v_dim)),
         num_warps=warps_for(v.dtype),
         num_stages=1,
     )

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.delta_rule_chunks import load_gates
+from engine.kernels.sizes import cdiv, next_power_of_2
 from engine.kernels.statements import one_variant
 
 BLOCK_V = 32
@@ -99,9 +100,9 @@ def gated_delta_rule_update(
     """
     num_seqs, num_v_heads, v_dim = v.shape
     num_k_heads, k_dim = k.shape[1:]
-    block_v = min(BLOCK_V, triton.next_power_of_2(v_dim))
+    block_v = min(BLOCK_V, next_power_of_2(v_dim))
     out = torch.empty((num_seqs, num_v_heads, v_dim), dtype=v.dtype, device=v.device)
-    delta_rule_update_kernel[(triton.cdiv(v_dim, block_v), num_seqs * num_v_heads)](
+    delta_rule_update_kernel[(cdiv(v_dim, block_v), num_seqs * num_v_heads)](
         q,
         k,
         v,
@@ -123,7 +124,7 @@ def gated_delta_rule_update(
         GROUP=num_v_heads // num_k_heads,
         K_DIM=k_dim,
         V_DIM=v_dim,
-        BLOCK_K=triton.next_power_of_2(k_dim),
+        BLOCK_K=next_power_of_2(k_dim),
         BLOCK_V=block_v,
         num_warps=NUM_WARPS,
     )

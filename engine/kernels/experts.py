@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.kernels.alignment import align
 from engine.kernels.grouped_matmul import down_matmul, gate_up_matmul, tile_for, tile_starts
+from engine.kernels.sizes import cdiv, next_power_of_2
 from engine.kernels.statements import one_variant_with_experts
 
 MAX_BLOCK = 1024
@@ -61,8 +62,8 @@ def weighted_sum(
     (num_tokens, top_k), hidden = weights.shape, rows.shape[1]
     has_shared = shared is not None and shared_gate is not None
     out = torch.empty((num_tokens, hidden), dtype=rows.dtype, device=rows.device)
-    block = min(MAX_BLOCK, triton.next_power_of_2(hidden))
-    weighted_sum_kernel[(num_tokens, triton.cdiv(hidden, block))](
+    block = min(MAX_BLOCK, next_power_of_2(hidden))
+    weighted_sum_kernel[(num_tokens, cdiv(hidden, block))](
         rows,
         weights,
         shared if has_shared else None,

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.sizes import cdiv
 from engine.kernels.statements import Shapes, Start
 from engine.kernels.tables import Table
 
@@ -44,7 +45,7 @@ def tile_for(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
     """The tile for `num_pairs` rows over all experts."""
     if dtype == torch.float32:
         return FLOAT32_TILE
-    return TILES.at(triton.cdiv(num_pairs, num_experts))
+    return TILES.at(cdiv(num_pairs, num_experts))
 
 
 def tile_starts(shapes: Shapes) -> tuple[Start, ...]:
@@ -152,7 +153,7 @@ def gate_up_matmul(
     width, hidden = gate_up.shape[1] // 2, gate_up.shape[2]
     out = torch.empty((pairs.shape[0], width), dtype=x.dtype, device=x.device)
     # Columns first: the tiles of one expert, which share its weights, are close in time.
-    gate_up_kernel[(triton.cdiv(width, tile.block_n), tiles.shape[0])](
+    gate_up_kernel[(cdiv(width, tile.block_n), tiles.shape[0])](
         x,
         pairs,
         tiles,
@@ -179,7 +180,7 @@ def down_matmul(x: Tensor, pairs: Tensor, tiles: Tensor, down: Tensor, tile: Til
     """
     hidden, width = down.shape[1], down.shape[2]
     out = torch.empty((pairs.shape[0], hidden), dtype=x.dtype, device=x.device)
-    down_kernel[(triton.cdiv(hidden, 2 * tile.block_n), tiles.shape[0])](
+    down_kernel[(cdiv(hidden, 2 * tile.block_n), tiles.shape[0])](
         x,
         pairs,
         tiles,

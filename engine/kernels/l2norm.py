@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.sizes import cdiv, next_power_of_2
 from engine.kernels.statements import one_variant
 
 BLOCK_ROWS = 16
@@ -48,7 +49,7 @@ def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     """`reference.l2_norm` with a block of heads and tokens for each program."""
     num_tokens, num_heads, dim = x.shape
     out = torch.empty((num_tokens, num_heads, dim), dtype=x.dtype, device=x.device)
-    l2norm_kernel[(triton.cdiv(num_tokens * num_heads, BLOCK_ROWS),)](
+    l2norm_kernel[(cdiv(num_tokens * num_heads, BLOCK_ROWS),)](
         x,
         out,
         num_tokens,
@@ -58,7 +59,7 @@ def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
         NUM_HEADS=num_heads,
         DIM=dim,
         BLOCK_ROWS=BLOCK_ROWS,
-        BLOCK_DIM=triton.next_power_of_2(dim),
+        BLOCK_DIM=next_power_of_2(dim),
         num_warps=NUM_WARPS,
     )
     return out

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.sizes import cdiv, next_power_of_2
 from engine.kernels.statements import one_variant
 
 GATED_BLOCK_ROWS = 8
@@ -121,7 +122,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, plus_one: bool = False) -
     """`reference.rms_norm` with one program for each token."""
     num_tokens, width = x.shape
     out = torch.empty((num_tokens, width), dtype=x.dtype, device=x.device)
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     rms_norm_kernel[(num_tokens,)](
         x,
         weight,
@@ -142,7 +143,7 @@ def add_rms_norm(
     """`reference.add_rms_norm` with the sum written and normalised in one pass."""
     num_tokens, width = x.shape
     out = torch.empty((num_tokens, width), dtype=residual.dtype, device=x.device)
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     add_rms_norm_kernel[(num_tokens,)](
         x,
         residual,
@@ -163,7 +164,7 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
     """`reference.gated_rms_norm` with a block of heads and tokens for each program."""
     num_tokens, num_heads, dim = x.shape
     out = torch.empty((num_tokens, num_heads, dim), dtype=x.dtype, device=x.device)
-    gated_rms_norm_kernel[(triton.cdiv(num_tokens * num_heads, GATED_BLOCK_ROWS),)](
+    gated_rms_norm_kernel[(cdiv(num_tokens * num_heads, GATED_BLOCK_ROWS),)](
         x,
         gate,
         weight,
@@ -177,7 +178,7 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
         NUM_HEADS=num_heads,
         DIM=dim,
         BLOCK_ROWS=GATED_BLOCK_ROWS,
-        BLOCK_DIM=triton.next_power_of_2(dim),
+        BLOCK_DIM=next_power_of_2(dim),
         num_warps=GATED_NUM_WARPS,
     )
     return out

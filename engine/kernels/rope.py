@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.sizes import cdiv, next_power_of_2
 from engine.kernels.statements import one_variant
 
 BLOCK_TOKENS = 8
@@ -173,7 +174,7 @@ def rope_and_store(
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, rotary_dim = k.shape[1], cos_sin.shape[1]
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
-    grid = (triton.cdiv(num_tokens, BLOCK_TOKENS), num_heads + 2 * num_kv_heads)
+    grid = (cdiv(num_tokens, BLOCK_TOKENS), num_heads + 2 * num_kv_heads)
     rope_and_store_kernel[grid](
         q,
         k,
@@ -199,9 +200,9 @@ def rope_and_store(
         PAGE_SIZE=k_cache.shape[1],
         PLUS_ONE=plus_one,
         BLOCK_TOKENS=BLOCK_TOKENS,
-        BLOCK_DIM=triton.next_power_of_2(head_dim),
-        BLOCK_HALF=triton.next_power_of_2(rotary_dim // 2),
-        BLOCK_REST=triton.next_power_of_2(max(head_dim - rotary_dim, 1)),
+        BLOCK_DIM=next_power_of_2(head_dim),
+        BLOCK_HALF=next_power_of_2(rotary_dim // 2),
+        BLOCK_REST=next_power_of_2(max(head_dim - rotary_dim, 1)),
         num_warps=NUM_WARPS,
     )
     return out

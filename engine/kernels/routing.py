@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.sizes import next_power_of_2
 from engine.kernels.statements import one_variant_with_experts
 
 # A row of experts is 8 values per thread of a warp at most for the models known; more warps would
@@ -69,8 +70,8 @@ def route(logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Ten
         NUM_EXPERTS=num_experts,
         TOP_K=top_k,
         RENORMALIZE=renormalize,
-        BLOCK_EXPERTS=triton.next_power_of_2(num_experts),
-        BLOCK_K=triton.next_power_of_2(top_k),
+        BLOCK_EXPERTS=next_power_of_2(num_experts),
+        BLOCK_K=next_power_of_2(top_k),
         num_warps=NUM_WARPS,
     )
     return weights, expert_ids

@@ -57,9 +57,21 @@ def to_object(report: Report) -> dict[str, Any]:
 
 
 def render_json(reports: Sequence[Report]) -> str:
-    """One object for one device, a list of objects for several."""
-    objects = [to_object(report) for report in reports]
-    return json.dumps(objects[0] if len(objects) == 1 else objects, indent=1)
+    """One object for one device, a list of objects for several; a row is a line, for diffs."""
+    objects = [_text(to_object(report)) for report in reports]
+    return objects[0] if len(objects) == 1 else f"[{', '.join(objects)}]"
+
+
+def _text(data: Mapping[str, Any]) -> str:
+    """An object whose lists of rows have a line for each."""
+    fields = []
+    for name, value in data.items():
+        if isinstance(value, list) and value:
+            text = "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in value) + "\n ]"
+        else:
+            text = json.dumps(value, indent=1).replace("\n", "\n ")
+        fields.append(f" {json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(fields) + "\n}"
 
 
 def read_json(text: str, name: str = "the report") -> list[Report]:

@@ -32,6 +32,7 @@ from jitwatch.simulate.indexing import indexing_handlers
 from jitwatch.simulate.memory import Memory, block_of
 from jitwatch.simulate.patches import Patches
 from jitwatch.simulate.readback import readback_handlers
+from jitwatch.simulate.shortcuts import shortcut_handlers
 from jitwatch.simulate.strides import like_handlers
 from jitwatch.simulate.tensors import SimulatedTensors
 from jitwatch.simulate.transfers import transfer_handlers
@@ -61,7 +62,7 @@ class SimulatedTorch:
         self._patches = Patches()
         handlers = getter_handlers() | readback_handlers()
         handlers |= transfer_handlers() | indexing_handlers()
-        handlers |= like_handlers(handlers)
+        handlers |= like_handlers(handlers) | shortcut_handlers(handlers)
         self._mode = SimulatedTensors(
             self._memory, self._assumptions, handlers, streams.is_current_stream_capturing
         )

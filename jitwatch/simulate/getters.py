@@ -10,15 +10,17 @@ from typing import Any
 import torch
 
 from jitwatch.simulate.devices import CUDA
+from jitwatch.simulate.memory import block_of
 from jitwatch.simulate.rules import plain_getters
-from jitwatch.simulate.tensors import Arguments, Handler, Keywords, SimulatedTensors
-from jitwatch.simulate.values import block_for
+from jitwatch.simulate.tensors import (
+    Arguments,
+    Handler,
+    Keywords,
+    SimulatedTensors,
+    only_looks,
+)
 
 _Mode = SimulatedTensors
-
-
-def _plain(mode: _Mode, func: Any, args: Arguments, kwargs: Keywords) -> Any:
-    return func(*args, **kwargs)
 
 
 def _device(mode: _Mode, func: Any, args: Arguments, kwargs: Keywords) -> torch.device:
@@ -42,7 +44,10 @@ def _data_ptr(mode: _Mode, func: Any, args: Arguments, kwargs: Keywords) -> int:
     tensor = args[0]
     if not tensor.is_meta:
         return offset
-    return block_for(tensor, mode.memory).address + offset if tensor.numel() else 0
+    if not tensor.numel():
+        return 0
+    storage = tensor.untyped_storage()
+    return (block_of(storage) or mode.memory.take(storage)).address + offset
 
 
 def _type(mode: _Mode, func: Any, args: Arguments, kwargs: Keywords) -> Any:
@@ -61,7 +66,7 @@ def _repr(mode: _Mode, func: Any, args: Arguments, kwargs: Keywords) -> str:
 def getter_handlers() -> dict[Any, Handler]:
     """The handlers, by torch function."""
     tensor = torch.Tensor
-    handlers: dict[Any, Handler] = dict.fromkeys(plain_getters(), _plain)
+    handlers: dict[Any, Handler] = dict.fromkeys(plain_getters(), only_looks)
     handlers |= {
         tensor.device.__get__: _device,
         tensor.is_cuda.__get__: _is_cuda,

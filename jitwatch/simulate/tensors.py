@@ -11,7 +11,7 @@ A real meta tensor can't be told from a simulated one and passes for CUDA too.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -31,6 +31,8 @@ Keywords = dict[str, Any]
 Handler = Callable[["SimulatedTensors", Any, Arguments, Keywords], Any]
 
 _CPU = torch.device("cpu")
+_SEQUENCES = (tuple, list)
+_NUMBERS = frozenset((bool, int, float))
 
 #: What torch says where a meta tensor's values would be needed.
 _NO_DATA = (
@@ -40,6 +42,11 @@ _NO_DATA = (
     "raises unimplemented by default",
     "Cannot copy out of meta",
 )
+
+
+def only_looks(mode: SimulatedTensors, func: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """The handler of functions that look at metadata which simulated tensors have right."""
+    return func(*args, **kwargs)
 
 
 class _Unknown(Exception):
@@ -70,9 +77,10 @@ class SimulatedTensors(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Arguments = (), kwargs: Any = None
     ) -> Any:
-        if not self.active:
-            return func(*args, **(kwargs or {}))
         handler = self._handlers.get(func)
+        if handler is only_looks or not self.active:
+            # Most calls end here, and each is on the way of every launch.
+            return func(*args, **kwargs) if kwargs else func(*args)
         if handler is None:
             return self.run(func, args, kwargs or {})
         return handler(self, func, args, kwargs or {})
@@ -106,18 +114,10 @@ class SimulatedTensors(TorchFunctionMode):
         """Count the storages in a result that are new, and give them the values known."""
         if isinstance(result, torch.Tensor):
             # The common case, and on every operation's path: no list, no second look.
-            if not result.is_meta:
-                return
-            try:
-                storage = result.untyped_storage()
-            except NotImplementedError:
-                return  # sparse, or inside vmap: no storage of its own, and no values
-            if block_of(storage) is None:
-                self.memory.take(storage)
-                if may_be_known(result):
-                    self._evaluate(func, args, kwargs, rule, result, [result])
+            if self.count(result) and may_be_known(result):
+                self._evaluate(func, args, kwargs, rule, result, [result])
             return
-        if isinstance(result, tuple | list):
+        if isinstance(result, _SEQUENCES):
             fresh = [
                 one
                 for one in tensors_in(result)
@@ -127,6 +127,19 @@ class SimulatedTensors(TorchFunctionMode):
                 block_for(one, self.memory)
             if any(may_be_known(one) for one in fresh):
                 self._evaluate(func, args, kwargs, rule, result, fresh)
+
+    def count(self, tensor: torch.Tensor) -> bool:
+        """Count the storage of a simulated tensor where it is new; was it?"""
+        if not tensor.is_meta:
+            return False
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:
+            return False  # sparse, or inside vmap: no storage of its own, and no values
+        if block_of(storage) is not None:
+            return False
+        self.memory.take(storage)
+        return True
 
     def _evaluate(
         self,
@@ -252,17 +265,22 @@ def real_keywords(kwargs: Keywords) -> Keywords:
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """All tensors in nested tuples, lists and dicts, in order."""
-    return list(_tensors(value))
+    found: list[torch.Tensor] = []
+    _gather(value, found)
+    return found
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _gather(value: Any, found: list[torch.Tensor]) -> None:
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for one in value:
-            yield from _tensors(one)
+        found.append(value)
+    elif isinstance(value, _SEQUENCES):
+        # A prompt is a list of thousands of numbers: the types of all, before each by itself.
+        if not _NUMBERS.issuperset(map(type, value)):
+            for one in value:
+                _gather(one, found)
     elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+        for one in value.values():
+            _gather(one, found)
 
 
 def on_cpu(value: Any, rule: Rule) -> Any:

@@ -37,6 +37,10 @@ class WatchedTarget(ABC):
     def attach(self, recorder: Recorder) -> None:
         """Called once, before `warmup`."""
 
+    @abstractmethod
+    def longest_prompt(self) -> int:
+        """The most prompt tokens that a request can have; asked after `warmup`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -49,6 +53,7 @@ class Target:
     warmup: Callable[[], Any] | None
     close: Callable[[], Any] | None
     attach: Callable[[Recorder], None] | None = None
+    longest_prompt: Callable[[], int] | None = None
 
 
 def load_target(name: str) -> Target:
@@ -93,7 +98,7 @@ def target_of(made: Any, name: str) -> Target:
         _finished(serve),
         _finished(getattr(made, "warmup", None)),
         _finished(getattr(made, "close", None)),
-        getattr(made, "attach", None) if isinstance(made, WatchedTarget) else None,
+        *((made.attach, made.longest_prompt) if isinstance(made, WatchedTarget) else ()),
     )
 
 

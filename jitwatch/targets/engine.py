@@ -142,6 +142,10 @@ class EngineTarget(WatchedTarget):
             request_ids=[request.id],
         )
 
+    def longest_prompt(self) -> int:
+        """With one token to generate it fills the context, or the cache."""
+        return int(self.llm.longest) - 1
+
     def close(self) -> None:
         """Let go of the model."""
         self.llm = None

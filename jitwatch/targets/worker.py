@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -173,10 +173,14 @@ class Worker:
         def told(served: int, planned: int | None) -> None:
             self.tell("served", number=served, total=planned)
 
+        longest = target.longest_prompt() if target.longest_prompt is not None else max_tokens
         try:
-            proof = prove(serve, max_tokens, self.device.kernel_of, told)
+            proof = prove(serve, min(longest, max_tokens), self.device.kernel_of, told)
         except _Unproved:  # the request's error says why
             return
+        if longest < max_tokens:
+            refused = f"prompts above {longest:,} tokens are refused, as the target says"
+            proof = replace(proof, assumptions=(*proof.assumptions, refused))
         self.recorder.fact("proof", asdict(proof))
 
     def _request(self, name: str, length: int) -> TargetRequest:
