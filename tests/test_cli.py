@@ -418,7 +418,9 @@ def test_json_that_can_not_be_written_costs_no_report(served):
     assert "jitwatch: --json targets.py/out.json: can't be written\n" in ran.err
 
 
-@pytest.mark.parametrize("arguments", [[], ["sweep", "--layers", "x"], ["sweep", "--fail-on", "x"], ["nonsense"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["sweep", "--layers", "x"], ["sweep", "--fail-on", "x"], ["nonsense"]]
+)
 def test_a_wrong_command_line_exits_with_2(jitwatch, arguments):
     with pytest.raises(SystemExit) as caught:
         jitwatch(*arguments)

@@ -19,7 +19,16 @@ ROOT = Path(__file__).parent.parent
 
 MODULES_OF = {
     "data": ["events", "errors"],
-    "pure": ["attribution", "variants", "causes", "diagnosis", "verdict", "evidence", "uses", "prove"],
+    "pure": [
+        "attribution",
+        "variants",
+        "causes",
+        "diagnosis",
+        "verdict",
+        "evidence",
+        "uses",
+        "prove",
+    ],
     "report": ["report"],
     "render": [
         "render",

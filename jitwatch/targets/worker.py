@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jitwatch.errors import JitwatchError, RunFileError, TargetError, UsageError
+from jitwatch.prove import Served, prove
 from jitwatch.recorder import Recorder
 from jitwatch.targets import engine
 from jitwatch.targets.callable import Target, TargetRequest, load_target, target_of, where_raised
@@ -158,8 +159,6 @@ class Worker:
 
     def _prove(self, target: Target, max_tokens: int) -> None:
         """Serve the lengths that say for all up to `max_tokens` which variants they launch."""
-        from jitwatch.prove import Served, prove
-
         assert self.device is not None
 
         def serve(length: int) -> Served:
