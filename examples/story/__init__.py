@@ -1,0 +1,1 @@
+"""The story that jitwatch comes from, retold with the engine: one changed line each."""
