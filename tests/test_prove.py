@@ -253,8 +253,8 @@ def test_a_threshold_that_only_a_rest_has() -> None:
 
 
 def test_a_rest_that_returns_to_known_variants() -> None:
-    engine = Engine(CHUNK, k=lambda tokens, context: context > 0 and 300 <= tokens < 2000)
-    assert engine.prove(MAX).boundaries == (Boundary(CHUNK + 300, (), ("k",)),)
+    engine = Engine(CHUNK, k=lambda tokens, context: context > 0 and 2100 <= tokens < 4000)
+    assert engine.prove(MAX).boundaries == (Boundary(CHUNK + 2100, (), ("k",)),)
 
 
 def test_a_narrow_kind_of_the_first_chunk_is_looked_at_behind_one_too() -> None:
@@ -320,6 +320,7 @@ def test_a_count_of_blocks_divisible_by_16(chunk: int | None) -> None:
     proof = engine.prove(MAX)
     assert proof.boundaries == (Boundary(65, (), ("k",)), Boundary(961, (), ("k",)))
     assert proof.served < 1600
+    assert sum(engine.served) < 40_000_000
 
 
 def test_counts_of_blocks_are_probed_behind_every_boundary() -> None:
@@ -342,30 +343,37 @@ def test_counts_of_two_block_sizes_are_told_apart() -> None:
     assert faults(engine, proof) == []
 
 
-def test_counts_of_a_rest_and_of_a_context_are_probed_behind_a_chunk() -> None:
+@pytest.mark.parametrize("counts_context", [False, True])
+def test_counts_of_a_rest_and_of_a_context_are_probed_behind_a_chunk(counts_context: bool) -> None:
     engine = Engine(
         1000,
-        rest=lambda tokens, context: (
+        k=lambda tokens, context: (
             context > 0 and tokens >= 300,
-            triton_class(cdiv(tokens, 16)),
-        ),
-        length=lambda tokens, context: (
-            context > 0 and tokens >= 300,
-            triton_class(cdiv(tokens + context, 16)),
+            triton_class(cdiv(tokens + counts_context * context, 16)),
         ),
     )
     proof = engine.prove(5000)
-    assert Boundary(1000 + 497, (), ("rest",)) in proof.boundaries
-    assert Boundary(1521, (), ("length",)) in proof.boundaries
+    first = 1521 if counts_context else 1000 + 497
+    assert Boundary(first, (), ("k",)) in proof.boundaries
     assert faults(engine, proof) == []
 
 
-def test_a_count_that_is_first_divisible_after_several_chunks() -> None:
-    engine = Engine(1536, k=lambda tokens, context: triton_class(cdiv(tokens + context, 512)))
-    # 7,681 to 8,192 is in the midst of a row, the sixth: no whole chunk ends there.
+@pytest.mark.parametrize("chunk", [1536, 1100])
+def test_a_count_that_is_first_divisible_in_the_midst_of_a_later_row(chunk: int) -> None:
+    engine = Engine(chunk, k=lambda tokens, context: triton_class(cdiv(tokens + context, 256)))
+    assert engine.prove(7000).boundaries == (
+        Boundary(257, (), ("k",)),
+        Boundary(3841, (), ("k",)),
+    )
+
+
+def test_a_divisible_count_is_seen_where_a_length_divisible_by_16_launches_nothing() -> None:
+    engine = Engine(
+        k=lambda tokens, context: triton_class(cdiv(tokens, 64)) if tokens % 16 else None
+    )
     assert engine.prove(9000).boundaries == (
-        Boundary(513, (), ("k",)),
-        Boundary(7681, (), ("k",)),
+        Boundary(65, NOT_16, ("k",)),
+        Boundary(961, NOT_16, ("k",)),
     )
 
 
