@@ -78,6 +78,7 @@ FACTS: dict[str, Shape] = {
     "ladder": (list, dict),
     "warmup_seconds": {int, float},
     "says_steps": bool,
+    "peak_memory_bytes": INT,
     "proof": dict,
 }
 

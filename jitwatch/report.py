@@ -323,6 +323,8 @@ def _environment(
     # What this machine took says nothing of what a GPU would.
     if "warmup_seconds" in facts and not simulated:
         found["warmup_seconds"] = facts["warmup_seconds"]
+    if "peak_memory_bytes" in facts:
+        found["peak_memory_bytes"] = facts["peak_memory_bytes"]
     return found
 
 

@@ -4,10 +4,12 @@
 #   sweeps/gpu_session.sh OUT STEP...
 #
 # Steps: doctor tests controls fla counts overhead freetoken-0.1.2 freetoken-0.1.3 engine-tests
-# engine-profile engine-speed.
+# engine-profile engine-speed engine-greedy engine-sampled engine-40-layers story-FAULT, with a
+# function of examples/story/faults.py (story-constexpr-length).
 # WHEELS, where it is given, is a folder with base/, ftdeps/, ft-0.1.2/ and ft-0.1.3/ of wheels to
 # use without a package registry. QUICK=1 makes a first try of each step. SIMULATED is the JSON of a
-# simulated dense run of the fla example, to compare with. A copy without history says in
+# simulated dense run of the fla example, to compare with; the engine's sweeps are compared with
+# the simulated result of their name. A copy without history says in
 # JITWATCH_COMMIT what it is a copy of; what git would say of it is not asked then. PAIRS is the number of pairs that overhead times.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -60,6 +62,20 @@ freetoken() { # freetoken VERSION
     TABLE+=("$(cat "$WORK/table-$1" 2>/dev/null || echo "freetoken-$1 failed")")
 }
 
+# Lengths for 64 requests: every length at which something of the engine or of cuBLAS may change.
+SIXTY_FOUR=$(seq -s, 11 40),$(seq -s, 64 69),80,$(seq -s, 127 131),$(seq -s, 255 260),512,513,700
+SIXTY_FOUR=$SIXTY_FOUR,1000,$(seq -s, 1023 1026),1500,2000,$(seq -s, 2047 2050),2304,2560
+THIRTY_SIX=$(seq -s, 11 24),63,64,65,100,128,129,255,256,257,258,300,512,513,1000,1024,1025
+THIRTY_SIX=$THIRTY_SIX,1500,2000,2048,2049,2050,2560
+
+engine_sweep() { # engine_sweep NAME SECONDS ARGUMENTS...
+    local name=$1 limit=$2 simulated like=()
+    shift 2
+    simulated=$(ls sweeps/results/"$name"/sim-h200-*.json 2>/dev/null)
+    [ -n "$simulated" ] && like=(--simulated "$simulated")
+    sweep "$name" "$limit" "$@" "${like[@]}"
+}
+
 engine_speed() { # the engine and FreeToken 0.1.2 in turn, where its wheels are given
     (
         options=()
@@ -102,6 +118,17 @@ for name in "$@"; do
     engine-tests) step engine-tests 400 "$PY" -m pytest -q -m gpu -n "$JOBS" --dist load tests/engine ;;
     engine-profile) step engine-profile 200 "$PY" benchmarks/engine_speed.py --profile ;;
     engine-speed) engine_speed ;;
+    engine-greedy) engine_sweep engine-greedy 280 --min 11 --max 2560 ;;
+    engine-sampled)
+        engine_sweep engine-sampled 280 --min 11 --max 2560 --param temperature=0.8 \
+            --param top_k=20 --param top_p=0.95 --param min_p=0.01
+        ;;
+    engine-40-layers) engine_sweep engine-40-layers 280 --layers 40 --lengths "$THIRTY_SIX" ;;
+    story-*)
+        fault=${name#story-}
+        engine_sweep "$name" 200 --target "examples.story.faults:${fault//-/_}" \
+            --lengths "$SIXTY_FOUR"
+        ;;
     freetoken-*) freetoken "${name#freetoken-}" ;;
     *)
         echo "gpu_session: unknown step $name" >&2

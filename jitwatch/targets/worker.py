@@ -11,6 +11,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -114,6 +115,9 @@ class Worker:
         finally:
             if self.device is not None:
                 self.device.close()
+            # Linux counts it in KiB.
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            self.recorder.fact("peak_memory_bytes", peak)
             self.recorder.close()
         self.tell("done")
         return 0

@@ -10,8 +10,11 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 # Beside every start of a variant, residues mod 16 and powers of two.
 EDGES = {n + d for n in (1, 16, 64, 257, 1024, 2048, 2049) for d in (-1, 0, 1)}
@@ -20,11 +23,11 @@ EXPERTS = {"gate_up_kernel", "down_kernel", "align_kernel"}
 SAMPLED = ["temperature=0.8", "top_k=20", "top_p=0.9", "min_p=0.02"]
 
 
-def sweep(tmp_path, *options, lengths=LENGTHS, **environment):
+def sweep(tmp_path, *options, lengths=LENGTHS, keys_only=True, **environment):
     out = tmp_path / "report.json"
     asked = ["--lengths", ",".join(map(str, lengths))] if lengths else []
-    where = ["--device", "sim:h200", "--keys-only", "--json", str(out)]
-    where += ["--run-dir", str(tmp_path / "run")]
+    where = ["--device", "sim:h200", *(["--keys-only"] if keys_only else [])]
+    where += ["--json", str(out), "--run-dir", str(tmp_path / "run")]
     command = [sys.executable, "-m", "jitwatch", "sweep", *where, *asked, *options]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, **environment}
@@ -156,3 +159,39 @@ def test_the_ladder_of_a_drawn_model_leaves_nothing_late(seed, tmp_path):
     assert 1 < len(report["ladder"]) <= 24
     changes = [boundary["prompt_tokens"] for boundary in report["proof"]["boundaries"]]
     assert set(changes) >= {rung["prompt_tokens"] for rung in report["ladder"][1:]}
+
+
+def result_of(name, device):
+    """The one committed result."""
+    [found] = (ROOT / "sweeps" / "results" / name).glob(f"{device}-*.json")
+    return json.loads(found.read_text())
+
+
+@pytest.mark.triton("3.6")
+@pytest.mark.parametrize("name", ["engine-greedy", "engine-sampled", "engine-40-layers"])
+def test_the_variants_are_those_that_an_h200_met(report, name):
+    recorded = result_of(name, "h200")
+    assert recorded["verdict"]["outcome"] == "pass"
+    assert set(variants(recorded)) == set(variants(report))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("params", [[], SAMPLED])
+def test_a_gpu_meets_the_variants_that_are_simulated(params, tmp_path):
+    params = [word for param in params for word in ("--param", param)]
+    (tmp_path / "sim").mkdir()
+    status, simulated = sweep(tmp_path / "sim", *params, TRITON_CACHE_DIR=str(tmp_path / "cache"))
+    assert status == 0
+    like = ["--device", "cuda", "--simulated", str(tmp_path / "sim" / "report.json")]
+    status, real = sweep(tmp_path, *params, *like, keys_only=False)
+    assert (status, real["verdict"]["reasons"]) == (0, [])
+    assert set(variants(real)) == set(variants(simulated))
+    assert real["counts"]["late_in_repo_loads"] == 0
+    assert all(request["ttft_ms"] > 0 for request in real["requests"])
+    assert all(request["phases"] == {"prefill": 1, "decode": 1} for request in real["requests"])
+
+
+@pytest.mark.gpu
+def test_a_gpu_loads_nothing_late_of_anybody(tmp_path):
+    status, real = sweep(tmp_path, "--device", "cuda", "--fail-on", "any", keys_only=False)
+    assert (status, real["counts"]["late_other_loads"]) == (0, 0), real["verdict"]["reasons"]
