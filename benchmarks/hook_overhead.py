@@ -1,9 +1,11 @@
 """What the armed hooks cost, the driver's and Triton's: a launch, a matmul, one module load.
 
-`python benchmarks/hook_overhead.py [--quick] [--pairs N] [--out FILE]`. Times rounds without and
-with the hook in alternating pairs, whose order alternates too. In one process, by arming and
-disarming; where the driver refuses a second subscription (or with --processes), in pairs of
-processes; `pairing` says which. Needs a GPU, torch and no profiler in the process.
+`python benchmarks/hook_overhead.py [--quick] [--engine] [--only WORK ...] [--pairs N] [--out F]`.
+Times rounds without and with the hook in alternating pairs, whose order alternates too. In one
+process, by arming and disarming; where the driver refuses a second subscription (or with
+--processes), in pairs of processes; `pairing` says which. --engine adds the engine's decode: 8
+layers of Qwen3.6-35B-A3B in bfloat16 with made-up weights, one request, from its first token to
+its last. Needs a GPU, torch and no profiler in the process.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import triton
@@ -35,18 +37,44 @@ from jitwatch.sources.driver import DriverHook
 from jitwatch.sources.triton import TritonSource
 
 CHILD_TIMEOUT_S = 240
+LAUNCHES = ("triton_launch", "matmul_512_bf16")
+LOADS = "module_load_and_unload"
+DECODE = "engine_decode"
+NAMES = (*LAUNCHES, LOADS, DECODE)
+STATES = ("off", "on")
+MODEL, NUM_LAYERS, PROMPT_TOKENS = "qwen3.6-35b-a3b", 8, 128
 
-#: A round: microseconds per call of each work.
+#: What --quick and the options set, with and without --quick.
+SIZES = {"launches": (2_000, 20_000), "loads": (50, 300), "decode_tokens": (64, 192)}
+PAIRS = (3, 11)
+
+#: A round: microseconds per call of each work, or per decoded token.
 Round = dict[str, float]
 Pair = dict[str, Round]
 
 
+class Timed(Protocol):
+    """A work of a round."""
+
+    def micros(self) -> float:
+        """Do it once and return the microseconds per call, or per token."""
+
+
 @dataclass(frozen=True)
 class Work:
-    """Something to time: `call` it `repeats` times."""
+    """Something to time: `call` it `repeats` times, until the GPU is done with it."""
 
     call: Callable[[], object]
     repeats: int
+
+    def micros(self) -> float:
+        """Per call."""
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(self.repeats):
+            self.call()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) / self.repeats * 1e6
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -55,15 +83,28 @@ def touch_kernel(x, block: tl.constexpr):  # type: ignore[no-untyped-def]  # noq
     tl.store(x + o_x, tl.load(x + o_x) + 1)
 
 
-def make_works(launches: int, loads: int) -> dict[str, Work]:
+def make_works(options: argparse.Namespace) -> dict[str, Timed]:
+    """The works asked for, in the order of NAMES."""
     x = torch.zeros(128, device="cuda")
     a = torch.randn(512, 512, device="cuda", dtype=torch.bfloat16)
     compiled = touch_kernel.warmup(x, block=128, grid=(1,))
-    return {
-        "triton_launch": Work(lambda: touch_kernel[(1,)](x, block=128), launches),
-        "matmul_512_bf16": Work(lambda: a @ a, launches),
-        "module_load_and_unload": Work(module_load(compiled.asm["cubin"]), loads),
+    load = module_load(compiled.asm["cubin"])
+    works: dict[str, Timed] = {
+        "triton_launch": Work(lambda: touch_kernel[(1,)](x, block=128), options.launches),
+        "matmul_512_bf16": Work(lambda: a @ a, options.launches),
+        LOADS: Work(load, options.loads),
     }
+    if DECODE in options.only:
+        works[DECODE] = decode_work(load, options.decode_tokens)
+    return {name: work for name, work in works.items() if name in options.only}
+
+
+def decode_work(load: Callable[[], object], decoded_tokens: int) -> Timed:
+    """The engine, built and warmed up with no hook armed."""
+    from timed_requests import Decode, TimedEngine
+
+    engine = TimedEngine(MODEL, device="cuda", dtype="bfloat16", layers=NUM_LAYERS)
+    return Decode(engine, load, PROMPT_TOKENS, decoded_tokens)
 
 
 def module_load(cubin: bytes) -> Callable[[], None]:
@@ -79,17 +120,9 @@ def module_load(cubin: bytes) -> Callable[[], None]:
     return load_and_unload
 
 
-def time_round(works: dict[str, Work]) -> Round:
-    """Time each work until the GPU is done with it."""
-    times = {}
-    for name, work in works.items():
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(work.repeats):
-            work.call()
-        torch.cuda.synchronize()
-        times[name] = (time.perf_counter() - start) / work.repeats * 1e6
-    return times
+def time_round(works: Mapping[str, Timed]) -> Round:
+    """Time each work once."""
+    return {name: work.micros() for name, work in works.items()}
 
 
 @contextmanager
@@ -113,7 +146,7 @@ def armed() -> Iterator[None]:
         give_up("the armed hook saw no module load: what it costs then says nothing")
 
 
-def pairs_in_one_process(works: dict[str, Work], pairs: int) -> tuple[list[Pair], str]:
+def pairs_in_one_process(works: Mapping[str, Timed], pairs: int) -> tuple[list[Pair], str]:
     """The rounds, and why they are fewer than asked for: arming again was refused."""
     time_round(works)  # the first round loads, compiles and builds
     found: list[Pair] = []
@@ -144,7 +177,9 @@ def order(index: int) -> tuple[str, str]:
 
 def run_child(state: str, options: argparse.Namespace) -> Round:
     command = [sys.executable, __file__, "--child", state]
-    command += ["--launches", str(options.launches), "--loads", str(options.loads)]
+    for name in SIZES:
+        command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    command += ["--only", *options.only]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=CHILD_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -155,7 +190,7 @@ def run_child(state: str, options: argparse.Namespace) -> Round:
     return times
 
 
-def child(state: str, works: dict[str, Work]) -> Round:
+def child(state: str, works: Mapping[str, Timed]) -> Round:
     """One warm-up and one timed round, both in `state`."""
     try:
         with armed() if state == "on" else nullcontext():
@@ -190,22 +225,56 @@ def summary(pairs: list[Pair], name: str) -> dict[str, Any]:
     }
 
 
+def tokens_per_s(figures: Mapping[str, Any]) -> dict[str, float]:
+    """A decode's medians as a rate."""
+    return {f"{state}_tokens_per_s": round(1e6 / figures[f"{state}_us"], 1) for state in STATES}
+
+
+def summaries(pairs: list[Pair], options: argparse.Namespace) -> dict[str, Any]:
+    """What was measured of each work, and how much of it a round was."""
+    found: dict[str, Any] = {name: summary(pairs, name) for name in options.only}
+    sizes: dict[str, Any] = {}
+    if set(LAUNCHES) & set(found):
+        sizes["launches"] = options.launches
+    if LOADS in found:
+        sizes["loads"] = options.loads
+    if DECODE in found:
+        found[DECODE] |= tokens_per_s(found[DECODE])
+        sizes |= {
+            "decode_tokens": options.decode_tokens,
+            "prompt_tokens": PROMPT_TOKENS,
+            "model": MODEL,
+            "layers": NUM_LAYERS,
+            "dtype": "bfloat16",
+        }
+    return {**sizes, **found}
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="3 pairs, 2,000 launches, 50 loads")
+    quick = "3 pairs, 2,000 launches, 50 loads, 64 decoded tokens"
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--engine", action="store_true", help=f"add {DECODE}")
+    parser.add_argument("--only", nargs="+", choices=NAMES, metavar="WORK", help=", ".join(NAMES))
     parser.add_argument("--pairs", type=int)
     parser.add_argument("--launches", type=int)
     parser.add_argument("--loads", type=int)
+    parser.add_argument("--decode-tokens", type=int)
     parser.add_argument("--processes", action="store_true", help="pairs of processes at once")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--child", choices=("off", "on"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=STATES, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    defaults = (3, 2_000, 50) if options.quick else (11, 20_000, 300)
-    for name, default in zip(("pairs", "launches", "loads"), defaults, strict=True):
+    for name, (quick_size, full_size) in {"pairs": PAIRS, **SIZES}.items():
         if getattr(options, name) is None:
-            setattr(options, name, default)
+            setattr(options, name, quick_size if options.quick else full_size)
         if getattr(options, name) < 1:
-            give_up(f"--{name} {getattr(options, name)}: give at least 1")
+            option = name.replace("_", "-")
+            give_up(f"--{option} {getattr(options, name)}: give at least 1")
+    asked = {*(options.only or NAMES[:-1]), *[DECODE] * options.engine}
+    options.only = [name for name in NAMES if name in asked]
+    if not asked & {LOADS, DECODE}:
+        given = " ".join(options.only)
+        give_up(f"--only {given}: add {LOADS} or {DECODE}: a hook that sees no load proves nothing")
     return options
 
 
@@ -213,7 +282,7 @@ def main() -> None:
     options = parse()
     if not torch.cuda.is_available():
         give_up("torch sees no GPU here")
-    works = make_works(options.launches, options.loads)
+    works = make_works(options)
     if options.child:
         publish(child(options.child, works), None)
         return
@@ -231,9 +300,7 @@ def main() -> None:
         "pairing": pairing,
         "arming_again_refused": refused or None,
         "pairs": options.pairs,
-        "launches": options.launches,
-        "loads": options.loads,
-        **{name: summary(pairs, name) for name in works},
+        **summaries(pairs, options),
     }
     publish(result, options.out)
 

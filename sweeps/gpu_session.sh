@@ -5,12 +5,16 @@
 #
 # Steps: doctor tests controls fla counts overhead freetoken-0.1.2 freetoken-0.1.3 engine-tests
 # engine-profile engine-speed engine-greedy engine-sampled engine-40-layers story-FAULT, with a
-# function of examples/story/faults.py (story-constexpr-length).
+# function of examples/story/faults.py (story-constexpr-length); first-request: what the first request
+# after ready pays beside later ones, on a cold and on a warm Triton cache, STARTS (5) process
+# starts of each (first-request.json, about 5 minutes); engine-overhead: the engine's decode without
+# and with the hook, PAIRS (33) pairs (engine-overhead.json, about 1 minute).
 # WHEELS, where it is given, is a folder with base/, ftdeps/, ft-0.1.2/ and ft-0.1.3/ of wheels to
 # use without a package registry. QUICK=1 makes a first try of each step. SIMULATED is the JSON of a
 # simulated dense run of the fla example, to compare with; the engine's sweeps are compared with
 # the simulated result of their name. A copy without history says in
-# JITWATCH_COMMIT what it is a copy of; what git would say of it is not asked then. PAIRS is the number of pairs that overhead times.
+# JITWATCH_COMMIT what it is a copy of; what git would say of it is not asked then. PAIRS is the number
+# of pairs that overhead and engine-overhead time.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -118,6 +122,16 @@ for name in "$@"; do
     engine-tests) step engine-tests 400 "$PY" -m pytest -q -m gpu -n "$JOBS" --dist load tests/engine ;;
     engine-profile) step engine-profile 200 "$PY" benchmarks/engine_speed.py --profile ;;
     engine-speed) engine_speed ;;
+    first-request)
+        starts=${QUICK:+1}
+        step first-request 560 "$PY" benchmarks/first_request.py \
+            --starts "${STARTS:-${starts:-5}}" --out "$OUT/first-request.json"
+        ;;
+    engine-overhead)
+        pairs=${QUICK:+3}
+        step engine-overhead 240 "$PY" benchmarks/hook_overhead.py ${QUICK:+--quick} \
+            --only engine_decode --pairs "${PAIRS:-${pairs:-33}}" --out "$OUT/engine-overhead.json"
+        ;;
     engine-greedy) engine_sweep engine-greedy 280 --min 11 --max 2560 ;;
     engine-sampled)
         engine_sweep engine-sampled 280 --min 11 --max 2560 --param temperature=0.8 \
