@@ -56,7 +56,8 @@ def encode(index: int, prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]
         raise RequestError(
             f"prompt {index} is a {type(prompt).__name__}; give a text or a list of token ids"
         )
-    return [token_id(index, token) for token in tokens]
+    # Almost all are plain ints, and a prompt has thousands.
+    return [token if type(token) is int else token_id(index, token) for token in tokens]
 
 
 def encode_text(index: int, text: str, tokenizer: Tokenizer | None) -> list[int]:

@@ -9,6 +9,7 @@
 # after ready pays beside later ones, on a cold and on a warm Triton cache, STARTS (5) process
 # starts of each (first-request.json, about 5 minutes); engine-overhead: the engine's decode without
 # and with the hook, PAIRS (33) pairs (engine-overhead.json, about 1 minute).
+# Sweeps run on DEVICE, which may be sim:h200 (KEYS_ONLY=1: nothing is compiled); nothing else does.
 # WHEELS, where it is given, is a folder with base/, ftdeps/, ft-0.1.2/ and ft-0.1.3/ of wheels to
 # use without a package registry. QUICK=1 makes a first try of each step. SIMULATED is the JSON of a
 # simulated dense run of the fla example, to compare with; the engine's sweeps are compared with
@@ -22,6 +23,7 @@ shift
 PY=${PYTHON:-python3}
 WORK=$(mktemp -d)
 JOBS=${JOBS:-8}
+DEVICE=${DEVICE:-cuda}
 LENGTHS=11,12,13,16,17,32,33,64,65,80,127,128,129,256,257,300,512,1000,1024,1025,2048,2049,2560
 export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD"
 [ -n "${JITWATCH_COMMIT:-}" ] && export GIT_DIR=/nonexistent
@@ -50,8 +52,8 @@ step() { # step NAME SECONDS COMMAND...: run one step on its own caches, note st
 sweep() { # sweep NAME SECONDS ARGUMENTS...
     local name=$1 limit=$2
     shift 2
-    step "$name" "$limit" "$PY" -m jitwatch sweep --device cuda --run-dir "$WORK/$name/run" \
-        --json "$OUT/$name.json" "$@"
+    step "$name" "$limit" "$PY" -m jitwatch sweep --device "$DEVICE" ${KEYS_ONLY:+--keys-only} \
+        --run-dir "$WORK/$name/run" --json "$OUT/$name.json" "$@"
     tail -n 3 "$WORK/$name/run/target.log"
 }
 
@@ -76,7 +78,7 @@ engine_sweep() { # engine_sweep NAME SECONDS ARGUMENTS...
     local name=$1 limit=$2 simulated like=()
     shift 2
     simulated=$(ls sweeps/results/"$name"/sim-h200-*.json 2>/dev/null)
-    [ -n "$simulated" ] && like=(--simulated "$simulated")
+    [ -n "$simulated" ] && [ "$DEVICE" = cuda ] && like=(--simulated "$simulated")
     sweep "$name" "$limit" "$@" "${like[@]}"
 }
 

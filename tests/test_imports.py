@@ -68,6 +68,7 @@ MODULES_OF = {
         "simulate.patches",
         "simulate.readback",
         "simulate.rules",
+        "simulate.shortcuts",
         "simulate.streams",
         "simulate.strides",
         "simulate.tensors",

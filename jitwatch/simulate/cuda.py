@@ -62,7 +62,8 @@ class SimulatedTorch:
         self._patches = Patches()
         handlers = getter_handlers() | readback_handlers()
         handlers |= transfer_handlers() | indexing_handlers()
-        handlers |= like_handlers(handlers) | shortcut_handlers(handlers)
+        handlers |= like_handlers(handlers)
+        handlers |= shortcut_handlers(handlers)
         self._mode = SimulatedTensors(
             self._memory, self._assumptions, handlers, streams.is_current_stream_capturing
         )

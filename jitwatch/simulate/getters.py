@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from jitwatch.simulate.devices import CUDA
-from jitwatch.simulate.memory import block_of
+from jitwatch.simulate.memory import ATTRIBUTE, Block
 from jitwatch.simulate.rules import plain_getters
 from jitwatch.simulate.tensors import (
     Arguments,
@@ -40,14 +40,16 @@ def _get_device(mode: _Mode, func: Any, args: Arguments, kwargs: Keywords) -> in
 
 
 def _data_ptr(mode: _Mode, func: Any, args: Arguments, kwargs: Keywords) -> int:
-    offset: int = func(*args)
     tensor = args[0]
+    offset: int = func(tensor)
     if not tensor.is_meta:
         return offset
     if not tensor.numel():
         return 0
     storage = tensor.untyped_storage()
-    return (block_of(storage) or mode.memory.take(storage)).address + offset
+    # Of every tensor of every launch: block_of's own call would show.
+    block: Block = getattr(storage, ATTRIBUTE, None) or mode.memory.take(storage)
+    return block.address + offset
 
 
 def _type(mode: _Mode, func: Any, args: Arguments, kwargs: Keywords) -> Any:

@@ -25,6 +25,8 @@ from jitwatch.simulate.values import block_for, forget, know_items, may_be_known
 
 _Mode = SimulatedTensors
 _MASKS = (torch.bool, torch.uint8)
+#: Most of an index is of these, which hold no tensor.
+_PLAIN = frozenset((int, type(None), type(...)))
 
 
 def _getitem(mode: _Mode, func: Any, args: Arguments, kwargs: Keywords) -> Any:
@@ -78,10 +80,12 @@ def _on_host(value: Any) -> tuple[Any] | None:
 
 
 def _holds_tensor(index: Any) -> bool:
+    if type(index) in _PLAIN:
+        return False
     if isinstance(index, torch.Tensor):
         return True
     if isinstance(index, slice):
-        return any(isinstance(one, torch.Tensor) for one in (index.start, index.stop, index.step))
+        return any(_holds_tensor(one) for one in (index.start, index.stop, index.step))
     if isinstance(index, list) and _is_mask(index):
         return True
     return isinstance(index, tuple | list) and any(_holds_tensor(one) for one in index)

@@ -18,7 +18,7 @@ _GIB = 1 << 30
 
 #: The attribute of a simulated tensor's UntypedStorage that holds its Block. torch keeps a
 #: storage's Python object alive as long as the storage, so views and bases share it.
-_ATTRIBUTE = "_jitwatch_block"
+ATTRIBUTE = "_jitwatch_block"
 
 
 class Block:
@@ -88,12 +88,14 @@ class Memory:
             torch.OutOfMemoryError: the board has no room for it.
         """
         wanted = storage.nbytes()
-        nbytes = -(-wanted // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        nbytes = (wanted + _ALIGNMENT_BYTES - 1) & -_ALIGNMENT_BYTES
+        freed = self.freed
         with self._lock:
-            if self.freed:
-                self._settle()
             allocated = self._allocated_bytes + nbytes
+            while freed:
+                allocated -= freed.popleft()
             if allocated > self.total_bytes:
+                self._allocated_bytes = allocated - nbytes
                 raise self._out_of_memory(wanted)
             self._allocated_bytes = allocated
             if allocated > self._peak_bytes:
@@ -101,7 +103,7 @@ class Memory:
             address = self._next_address
             self._next_address += max(nbytes, _ALIGNMENT_BYTES)
         block = Block(self, address, nbytes)
-        setattr(storage, _ATTRIBUTE, block)
+        setattr(storage, ATTRIBUTE, block)
         return block
 
     def _out_of_memory(self, wanted: int) -> torch.OutOfMemoryError:
@@ -116,7 +118,7 @@ class Memory:
 
 def block_of(storage: torch.UntypedStorage) -> Block | None:
     """The block of a storage, None where none was given yet."""
-    block: Block | None = getattr(storage, _ATTRIBUTE, None)
+    block: Block | None = getattr(storage, ATTRIBUTE, None)
     return block
 
 

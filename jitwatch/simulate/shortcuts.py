@@ -1,8 +1,9 @@
 """Functions that a forward calls hundreds of times, answered without torch's way to the answer.
 
-Owns the short way of `torch.empty` on the device and of `linear` over matrices: what they
-return has no values, and its shape is told at once. All else about them, errors included,
-goes the long way, through the handlers given to `shortcut_handlers` or the mode's `run`.
+Owns the short way of `torch.empty` and `empty_like` on the device and of `linear` over
+matrices: what they return has no values, and its shape is told at once. All else about
+them, errors included, goes the long way, through the handlers given to `shortcut_handlers`
+or the mode's `run`.
 """
 
 from __future__ import annotations
@@ -41,9 +42,22 @@ def _linear(mode: _Mode, func: Any, args: Arguments, kwargs: Keywords) -> Any:
     shape = None if kwargs else _product(*args)
     if shape is None:
         return mode.run(func, args, kwargs)
-    # As long as the real result's, which is contiguous: torch.empty takes twice the time.
-    stride = (max(shape[1], 1), 1)
-    result = torch.empty_strided(shape, stride, dtype=args[0].dtype, device=META)
+    return _made(mode, shape, (max(shape[1], 1), 1), args[0].dtype)
+
+
+def _empty_like(long_way: Handler) -> Handler:
+    def handle(mode: _Mode, func: Any, args: Arguments, kwargs: Keywords) -> Any:
+        source: Any = args[0] if len(args) == 1 and not kwargs else None
+        if not (_is_floating(source) and source.is_contiguous()) or _is_followed():
+            return long_way(mode, func, args, kwargs)
+        return _made(mode, source.size(), source.stride(), source.dtype)
+
+    return handle
+
+
+def _made(mode: _Mode, shape: Any, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    # Where the strides are known this takes half of torch.empty's time.
+    result = torch.empty_strided(shape, stride, dtype=dtype, device=META)
     mode.count(result)
     return result
 
@@ -71,6 +85,11 @@ def _is_matrix(value: Any) -> bool:
     return _is_strided(value) and value.dim() == 2
 
 
+def _is_floating(value: Any) -> bool:
+    # What integers were computed from is followed further.
+    return _is_strided(value) and value.dtype in _FLOATS
+
+
 def _is_strided(value: Any) -> bool:
     return type(value) in _PLAIN and value.is_meta and value.layout is torch.strided
 
@@ -89,5 +108,6 @@ def shortcut_handlers(others: dict[Any, Handler]) -> dict[Any, Handler]:
     """The handlers, by torch function; the long way is the one in `others`."""
     return {
         torch.empty: _empty(others[torch.empty]),
+        torch.empty_like: _empty_like(others[torch.empty_like]),
         torch.nn.functional.linear: _linear,
     }

@@ -22,7 +22,7 @@ from jitwatch.simulate import custom_ops
 from jitwatch.simulate.assumptions import Assumptions, unknown_shape
 from jitwatch.simulate.devices import META, real_device
 from jitwatch.simulate.generators import SimulatedGenerator
-from jitwatch.simulate.memory import Memory, block_of
+from jitwatch.simulate.memory import ATTRIBUTE, Memory, block_of
 from jitwatch.simulate.rules import Rule, rule_of, rules
 from jitwatch.simulate.values import block_for, forget, know, may_be_known, twin_of
 
@@ -136,7 +136,7 @@ class SimulatedTensors(TorchFunctionMode):
             storage = tensor.untyped_storage()
         except NotImplementedError:
             return False  # sparse, or inside vmap: no storage of its own, and no values
-        if block_of(storage) is not None:
+        if getattr(storage, ATTRIBUTE, None) is not None:
             return False
         self.memory.take(storage)
         return True
