@@ -35,6 +35,11 @@ def test_a_ladder_has_a_line_for_each_rung_and_counts_kernels_where_they_are_man
     ]
 
 
+def test_a_rung_without_a_reason_is_a_length():
+    made = replace(report(), ladder=(Rung(80, ()), Rung(128, ("--warmup-lengths",))))
+    assert ladder_lines(made)[1:] == ["       80", "      128  --warmup-lengths"]
+
+
 def test_without_a_ladder_or_a_time_nothing_is_said_of_them():
     assert ladder_lines(report()) == []
     assert ladder_lines(replace(report(), ladder=LADDER[1:]))[0] == "Warmup: 1 rung"

@@ -15,18 +15,21 @@ def clean() -> EngineTarget:
 
 
 def constexpr_length() -> EngineTarget:
-    """The l2norm's length as a constexpr, as the public pull request found it."""
+    """The length of the l2norm is a constexpr: a binary for each.
+
+    The decorator's line does it, as Triton refuses a constexpr that is also in
+    `do_not_specialize`.
+    """
     change_line(
         "engine.kernels.l2norm",
-        "num_tokens,",
-        "num_tokens: tl.constexpr,",
-        after="def l2norm_kernel(",
+        '@triton.jit(do_not_specialize=["num_tokens"])',
+        '@lambda fn: fn.__annotations__.update(num_tokens="tl.constexpr") or triton.jit(fn)',
     )
     return EngineTarget()
 
 
 def guessed_ladder() -> EngineTarget:
-    """Warmup at two lengths that somebody guessed."""
+    """Warmup runs two lengths that somebody guessed, not those that the kernels announce."""
     change_line(
         "engine.warmup",
         "for num_tokens, reasons in sorted(starts.items())",
@@ -36,7 +39,7 @@ def guessed_ladder() -> EngineTarget:
 
 
 def unwarmed_sampler() -> EngineTarget:
-    """Warmup without the sampler; decode is eager, as a graph's capture would run it."""
+    """Warmup leaves out the sampler. Decode is eager: a graph's capture would have run it."""
     change_line(
         "engine.warmup",
         "for params in runner.operations.SAMPLING_VARIANTS:",
@@ -46,7 +49,10 @@ def unwarmed_sampler() -> EngineTarget:
 
 
 def autotuned_by_length() -> EngineTarget:
-    """A kernel that is autotuned for every length."""
+    """A norm is autotuned, with the length in its key: tuned again for each.
+
+    By stages, since the launch passes `num_warps` itself and Triton takes it only once.
+    """
     change_line(
         "engine.kernels.norm",
         '@triton.jit(do_not_specialize=["num_tokens"])',

@@ -56,4 +56,7 @@ def _few(kernels: Sequence[str]) -> str:
 
 
 def _column(head: str, text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=f"  {head:>7}  ", subsequent_indent=" " * 11)
+    first = f"  {head:>7}"
+    if not text:
+        return [first]
+    return textwrap.wrap(text, WIDTH, initial_indent=f"{first}  ", subsequent_indent=" " * 11)

@@ -48,7 +48,7 @@ def _linear(mode: _Mode, func: Any, args: Arguments, kwargs: Keywords) -> Any:
 def _empty_like(long_way: Handler) -> Handler:
     def handle(mode: _Mode, func: Any, args: Arguments, kwargs: Keywords) -> Any:
         source: Any = args[0] if len(args) == 1 and not kwargs else None
-        if not (_is_floating(source) and source.is_contiguous()) or _is_followed():
+        if _is_followed() or not (_is_floating(source) and source.is_contiguous()):
             return long_way(mode, func, args, kwargs)
         return _made(mode, source.size(), source.stride(), source.dtype)
 
@@ -68,7 +68,7 @@ def _product(x: Any = None, weight: Any = None, bias: Any = None, *rest: Any) ->
     That is where an operand is wrong or unusual, a gradient is needed, or something else
     than the mode (a dispatch mode, functorch, a tracer) follows what is called.
     """
-    if rest or not (_is_matrix(x) and _is_matrix(weight)) or _is_followed():
+    if _is_followed() or rest or not (_is_matrix(x) and _is_matrix(weight)):
         return None
     dtype, (rows, width), (columns, weight_width) = x.dtype, x.shape, weight.shape
     if dtype not in _FLOATS or weight.dtype is not dtype or weight_width != width:
@@ -95,6 +95,7 @@ def _is_strided(value: Any) -> bool:
 
 
 def _is_followed() -> bool:
+    # Asked before anything else, as a function mode beneath would see the questions too.
     return bool(
         torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
