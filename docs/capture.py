@@ -3,12 +3,14 @@
 A block between `<!-- captured from FILE -->` and `<!-- end of capture -->` is what
 `jitwatch report FILE` prints of it; where the mark ends in `until WORD`, only what stands before
 the line that begins with WORD. FILE may be FOLDER/DEVICE, for that device's one result in the
-folder. `<!-- counts of NAME... -->` is a table of the results in these folders of sweeps/results.
+folder. `<!-- counts of NAME... -->` is a table of the results in these folders of sweeps/results,
+`<!-- first requests of NAME -->` one of benchmarks/first_request.py's result there.
 `tests/test_readme.py` fails where they differ.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable
@@ -32,9 +34,14 @@ HEAD = (
 )
 
 
+FIRST = re.compile(rf"(<!-- first requests of (\S+) -->\n).*?{END}", re.DOTALL)
+FIRST_HEAD = "| | starts | warmup | first TTFT | later TTFT | ratio |\n|---|---|---|---|---|---|\n"
+
+
 def captured(markdown: str) -> str:
     """`markdown` with every captured block and table made anew from its files."""
     markdown = BLOCK.sub(lambda m: f"{m[1]}```\n{output(m[2], m[3])}```\n{m[4]}", markdown)
+    markdown = FIRST.sub(lambda m: f"{m[1]}{first_requests(m[2])}{m[3]}", markdown)
     return COUNTS.sub(lambda m: f"{m[1]}{HEAD}{rows(m[2].split())}{m[3]}", markdown)
 
 
@@ -60,11 +67,11 @@ def row(folder: str) -> str:
     counted = [real.counts[name] for name in COUNTED_KINDS]
     predicted = [simulated.counts[name] for name in COUNTED_KINDS]
     agrees = counted == predicted and waited(real) == waited(simulated)
-    said = "the same" if agrees else f"{predicted}, {waited(simulated)} waited"
-    waits = [request.stall_ms or 0 for request in real.requests if request.in_repo_loads]
+    said = "the same" if agrees else f"{predicted}, {len(waited(simulated))} waited"
+    waits = [row.stall_ms or 0 for row in real.requests if row.request.id in waited(real)]
     longest = f"{max(waits):,.0f} ms" if waits else "none"
     numbers = " | ".join(f"{number:,}" for number in counted)
-    return f"| {folder} | {numbers} | {waited(real):,} | {longest} | {said} |\n"
+    return f"| {folder} | {numbers} | {len(waited(real)):,} | {longest} | {said} |\n"
 
 
 def result(folder: str, device: str) -> Report:
@@ -80,9 +87,29 @@ def only(folder: Path, device: str) -> Path:
     return file
 
 
-def waited(report: Report) -> int:
-    """How many requests waited for something in the repository."""
-    return len({r for s in report.stalls if s.event.origin == IN_REPO for r in s.requests})
+def waited(report: Report) -> set[str]:
+    """The requests that waited for something in the repository."""
+    return {r for s in report.stalls if s.event.origin == IN_REPO for r in s.requests}
+
+
+def first_requests(folder: str) -> str:
+    """A line for each kind of start: the first request beside the same one later."""
+    file = only(ROOT / "sweeps" / "results" / folder, "h200")
+    found = json.loads(file.read_text())
+    starts = {
+        "cold Triton cache": found["cold"],
+        "warm Triton cache": found["warm"],
+        "cold, prefill not warmed up": found["without_prefill_warmup"]["cold"],
+        "warm, prefill not warmed up": found["without_prefill_warmup"]["warm"],
+    }
+    lines = []
+    for name, start in starts.items():
+        ttft = start["ttft_ms"]
+        lines.append(
+            f"| {name} | {len(start['starts'])} | {start['warmup_s']:.1f} s | "
+            f"{ttft['first']:,.1f} ms | {ttft['later']:.1f} ms | {ttft['ratio']:,.2f} |\n"
+        )
+    return FIRST_HEAD + "".join(lines)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,10 @@ README = (ROOT / "README.md").read_text()
 
 def test_captured_output_is_that_of_its_committed_result():
     capture = runpy.run_path(str(ROOT / "docs" / "capture.py"))
-    assert capture["BLOCK"].search(README), "the README shows no captured output"
-    assert capture["captured"](README) == README
+    for page in capture["PAGES"]:
+        text = page.read_text()
+        assert capture["BLOCK"].search(text), f"{page.name} shows no captured output"
+        assert capture["captured"](text) == text
 
 
 def test_make_targets_named_exist():
@@ -38,3 +40,26 @@ def test_the_engines_figures_are_those_of_their_committed_result():
         ttft = [f"{figures['ttft_ms'][length]:.1f} ms" for length in ("11", "128", "1024", "2048")]
         cells = [title, *ttft, f"{figures['decode_tokens_per_s']:.0f} tokens/s"]
         assert f"| {' | '.join(cells)} |" in README
+
+
+def test_the_hooks_cost_is_that_of_its_committed_result():
+    number = r"([\d.]+)"
+    pattern = f"at {number} of its speed without \\(95 % interval {number} to {number}, "
+    pattern += r"\[(\d+) pairs\]\((\S+)\)\)"
+    [(ratio, low, high, pairs, link)] = re.findall(pattern, README)
+    result = json.loads((ROOT / link).read_text())
+    decode = result["engine_decode"]
+    stated = [float(ratio), float(low), float(high)]
+    assert stated == [round(n, 3) for n in (decode["speed_ratio"], *decode["speed_ratio_95"])]
+    assert int(pairs) == result["pairs"]
+
+
+def test_the_first_request_is_as_slow_as_its_committed_result_says():
+    [(ratio, page)] = re.findall(
+        r"takes ([\d.]+) times what it takes later \(\[figures\]\((\S+?)#", README
+    )
+    assert (ROOT / page).is_file()
+    [file] = (ROOT / "sweeps" / "results" / "first-request").glob("h200-*.json")
+    cold = json.loads(file.read_text())["cold"]
+    assert float(ratio) == round(cold["ttft_ms"]["ratio"], 1)
+    assert len(cold["starts"]) == 5
