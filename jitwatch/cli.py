@@ -22,7 +22,9 @@ from jitwatch.child import Progress
 from jitwatch.errors import JitwatchError, UsageError
 from jitwatch.render.html import render_html
 from jitwatch.render.json import render_json
+from jitwatch.render.map_figure import write_figure
 from jitwatch.render.terminal import render_text
+from jitwatch.render.variant_map import render_map
 from jitwatch.report import Report
 from jitwatch.sweep import (
     MAX_LENGTH,
@@ -90,6 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("run_dir", type=Path, metavar="RUN", help="a run directory, or its JSON")
     report.add_argument(
         "--format", choices=("text", "json", "html"), default="text", help="%(default)s"
+    )
+    report.add_argument(
+        "--map",
+        metavar="FILE",
+        help="the variant map instead: a figure (.png, .svg, .pdf) or text (.txt, - for stdout)",
     )
     report.set_defaults(run=_report)
     doctor = commands.add_parser("doctor", help="what can be seen here, what can't; self-test")
@@ -298,9 +305,29 @@ def _write(option: str, name: str, text: str) -> None:
 
 def _report(arguments: argparse.Namespace) -> int:
     reports = read_reports(arguments.run_dir)
+    if arguments.map is not None:
+        _map(reports, arguments.map)
+        return exit_status(reports)
     forms = {"json": render_json, "html": render_html, "text": _texts}
     print(forms[arguments.format](reports).rstrip("\n"))
     return exit_status(reports)
+
+
+def _map(reports: Sequence[Report], name: str) -> None:
+    """Write the variant map of each device; several have its name before the file's ending."""
+    if name == "-":
+        print("\n".join(render_map(report) for report in reports), end="")
+        return
+    _check_output("--map", name)
+    path = Path(name)
+    for report in reports:
+        device = report.device.replace(":", "-")
+        named = path if len(reports) == 1 else path.with_stem(f"{path.stem}-{device}")
+        if path.suffix == ".txt":
+            _write("--map", str(named), render_map(report))
+        else:
+            write_figure(report, named)
+        print(f"variant map: {named}", file=sys.stderr)
 
 
 def _texts(reports: Sequence[Report]) -> str:

@@ -320,6 +320,8 @@ def _environment(
     meta: Mapping[str, Any], facts: Mapping[str, Any], *, simulated: bool
 ) -> dict[str, Any]:
     found = {**meta.get("environment", {}), **facts.get("environment", {})}
+    if "target" in meta:
+        found["target"] = meta["target"]
     # What this machine took says nothing of what a GPU would.
     if "warmup_seconds" in facts and not simulated:
         found["warmup_seconds"] = facts["warmup_seconds"]

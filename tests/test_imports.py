@@ -36,7 +36,9 @@ MODULES_OF = {
         "render.html",
         "render.json",
         "render.lengths",
+        "render.map_figure",
         "render.terminal",
+        "render.variant_map",
     ],
     "recorder": ["recorder", "records"],
     "sources": [

@@ -1,0 +1,195 @@
+"""The variant map as a figure, drawn by matplotlib: PNG, SVG or PDF."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from jitwatch.errors import UsageError
+from jitwatch.render.variant_map import (
+    MOST_LABELS,
+    Bar,
+    Lane,
+    VariantMap,
+    lay_out,
+    place,
+    ticks,
+)
+from jitwatch.report import Report
+from jitwatch.verdict import plural
+
+#: Endings of files that can be written, with what would carry the date.
+ENDINGS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+#: Bars of a kernel's variants, in turn; marks; what recedes.
+BARS = ("#2f5f98", "#6f9fd0", "#1b3657", "#a3c1e0")
+LATE, RUNG, TEXT, RULE = "#c8321e", "#6b7280", "#1f2937", "#e5e7eb"
+WIDTH_INCHES, LANE_INCHES, MARGIN_INCHES = 10.0, 0.33, 1.75
+#: A bar this share of the axis wide has its label inside; a narrower one beside it.
+LABEL_SHARE = 0.35
+
+
+def write_figure(report: Report, path: Path) -> None:
+    """Draw the map of a run into `path`, by its ending; the same run gives the same bytes.
+
+    Raises:
+        UsageError: matplotlib is missing, the ending is another one, or the file can't be written.
+    """
+    ending = path.suffix.lower()
+    if ending not in ENDINGS:
+        raise UsageError(
+            f"--map {path}: no figure ends so",
+            f"figures end in {', '.join(ENDINGS)}, the map as text in .txt or is -, stdout",
+            "for example --map variants.png",
+        )
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UsageError(
+            f"--map {path}: matplotlib is missing",
+            str(error),
+            "pip install 'jitwatch[map]', or take the text: --map -",
+        ) from error
+    drawn = lay_out(report)
+    height = MARGIN_INCHES + LANE_INCHES * max(len(drawn.lanes), 2)
+    with matplotlib.rc_context({"svg.hashsalt": "jitwatch", "font.family": "DejaVu Sans"}):
+        figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
+        draw(figure, drawn)
+        try:
+            figure.savefig(path, dpi=160, metadata=ENDINGS[ending])
+        except OSError as error:
+            raise UsageError(
+                f"--map {path}: can't be written", str(error), "give a file of your own"
+            ) from error
+
+
+def draw(figure: Any, drawn: VariantMap) -> None:
+    """Lanes from the top, lengths on a logarithmic axis, rungs across all lanes."""
+    axes = figure.subplots()
+    for number, lane in enumerate(drawn.lanes):
+        _draw_lane(axes, lane, number, drawn)
+    _draw_rungs(axes, drawn)
+    _draw_axes(axes, drawn)
+    _draw_legend(axes, drawn)
+    figure.suptitle(drawn.title, x=0.008, ha="left", fontsize=12, color=TEXT, weight="bold")
+    below = "\n".join(textwrap.fill(text, 150) for text in _below(drawn))
+    figure.supxlabel(below, x=0.008, ha="left", fontsize=8, color=RUNG)
+
+
+def _draw_lane(axes: Any, lane: Lane, number: int, drawn: VariantMap) -> None:
+    for bar in lane.bars:
+        # At a length alone a bar has a width too.
+        left, right = bar.first - 0.5, bar.last + 0.5
+        color = BARS[bar.variant % len(BARS)]
+        axes.barh(number, right - left, left=left, height=0.7, color=color, zorder=2)
+    labelled: set[str] = set()
+    for bar in lane.bars if len(lane.labels) <= MOST_LABELS else ():
+        if bar.label and bar.label not in labelled:
+            labelled.add(bar.label)
+            _draw_label(axes, bar, number, drawn)
+    if lane.late:
+        axes.plot(
+            lane.late,
+            [number - 0.35] * len(lane.late),
+            linestyle="none",
+            marker="v",
+            color=LATE,
+            markersize=6,
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+            zorder=4,
+            clip_on=False,
+        )
+
+
+def _draw_label(axes: Any, bar: Bar, number: int, drawn: VariantMap) -> None:
+    begin, end = (place(n, drawn.shortest, drawn.longest) for n in (bar.first, bar.last))
+    inside = end - begin >= LABEL_SHARE
+    # Every other color is a dark one.
+    dark = bar.variant % 2 == 0
+    axes.annotate(
+        bar.label,
+        (bar.first, number),
+        xytext=(6 if inside else -6, 0),
+        textcoords="offset points",
+        ha="left" if inside else "right",
+        va="center",
+        fontsize=8,
+        color="white" if inside and dark else TEXT,
+        zorder=3,
+    )
+
+
+def _draw_rungs(axes: Any, drawn: VariantMap) -> None:
+    for rung in drawn.rungs:
+        # One below the shortest length served stands at its edge.
+        x = max(rung, drawn.shortest)
+        axes.axvline(x, color=RUNG, linewidth=1, linestyle=(0, (4, 3)), zorder=3)
+        axes.annotate(
+            f"{rung:,}",
+            (x, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 4),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            color=RUNG,
+        )
+
+
+def _draw_axes(axes: Any, drawn: VariantMap) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(drawn.shortest - 0.5, drawn.longest + 0.5)
+    marks = ticks(drawn.shortest, drawn.longest)
+    axes.set_xticks(marks, [f"{n:,}" for n in marks], fontsize=8, color=TEXT)
+    axes.minorticks_off()
+    axes.set_xlabel("prompt tokens", fontsize=9, color=TEXT)
+    axes.set_ylim(max(len(drawn.lanes), 2) - 0.4, -0.8)
+    names = [lane.name for lane in drawn.lanes]
+    axes.set_yticks(range(len(names)), names, fontsize=9, color=TEXT)
+    axes.tick_params(length=0)
+    axes.grid(axis="x", color=RULE, linewidth=0.8, zorder=0)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(RULE)
+
+
+def _draw_legend(axes: Any, drawn: VariantMap) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = []
+    if any(lane.bars for lane in drawn.lanes):
+        handles.append(Patch(color=BARS[0], label="where a variant is launched"))
+    if drawn.rungs:
+        line = Line2D([], [], color=RUNG, linewidth=1, linestyle=(0, (4, 3)))
+        line.set_label("warmup's rungs")
+        handles.append(line)
+    if any(lane.late for lane in drawn.lanes):
+        mark = Line2D([], [], color=LATE, marker="v", linestyle="none", markersize=6)
+        mark.set_label("late load or autotune")
+        handles.append(mark)
+    axes.legend(
+        handles=handles,
+        loc="lower right",
+        bbox_to_anchor=(1, 1.0),
+        ncols=3,
+        fontsize=8,
+        frameon=False,
+        borderaxespad=1.4,
+        labelcolor=TEXT,
+    )
+
+
+def _below(drawn: VariantMap) -> list[str]:
+    lines = [
+        f"{lane.name}: {plural(len(lane.labels), 'variant')}"
+        for lane in drawn.lanes
+        if len(lane.labels) > MOST_LABELS
+    ]
+    if drawn.constant:
+        count = plural(len(drawn.constant), "kernel")
+        lines.append(f"{count} with one variant each: {', '.join(drawn.constant)}")
+    return [*lines, *drawn.notes]

@@ -1,0 +1,242 @@
+"""The variant map: prompt length across, kernels down, a bar where each variant rules.
+
+Owns the layout, from a report to lanes, and the map as text. `map_figure.py` draws the same
+layout. Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from jitwatch.attribution import IN_REPO
+from jitwatch.events import Variant, VariantUse
+from jitwatch.report import Report
+from jitwatch.verdict import plural
+
+WIDTH, NAME_WIDTH = 80, 24
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+#: Kinds of a stall that a mark stands for.
+MARKED = ("load", "autotune")
+#: Fields of a variant that its label names, and variants of a kernel that have lanes or labels.
+LABEL_FIELDS, MOST_LANES, MOST_LABELS = 3, 6, 8
+NO_BARS = "nothing on a GPU says which variants a request launched: bars need a run on sim:BOARD"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A variant from one swept length to another, both included.
+
+    `variant` counts its kernel's; `label` tells it from the kernel's others.
+    """
+
+    first: int
+    last: int
+    variant: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A line of the map: a kernel's bars, or those of one of its variants where they overlap.
+
+    The last of a kernel's lanes has the labels of all its variants and the lengths that were late.
+    """
+
+    name: str
+    bars: tuple[Bar, ...]
+    labels: tuple[str, ...] = ()
+    late: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VariantMap:
+    """What is drawn. `constant` are kernels with one variant, never late; `notes` are sentences."""
+
+    title: str
+    shortest: int
+    longest: int
+    lanes: tuple[Lane, ...]
+    constant: tuple[str, ...]
+    rungs: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def lay_out(report: Report) -> VariantMap:
+    """The map of one run."""
+    lengths = sorted(row.request.prompt_tokens for row in report.requests) or [1]
+    late = late_lengths(report)
+    uses: dict[str, list[VariantUse]] = {}
+    for use in report.uses:
+        if use.origin == IN_REPO:
+            uses.setdefault(use.variant.kernel, []).append(use)
+    constant = [kernel for kernel, found in uses.items() if len(found) == 1 and kernel not in late]
+    lanes = [
+        lane
+        for kernel in sorted(set(uses) | set(late), key=lambda name: (name not in late, name))
+        if kernel not in constant
+        for lane in lanes_of(kernel, uses.get(kernel, []), late.get(kernel, ()))
+    ]
+    return VariantMap(
+        title=title_of(report, lengths),
+        shortest=lengths[0],
+        longest=lengths[-1],
+        lanes=tuple(lanes),
+        constant=tuple(sorted(constant)),
+        rungs=tuple(rung.prompt_tokens for rung in report.ladder),
+        notes=tuple(notes_of(report)),
+    )
+
+
+def title_of(report: Report, lengths: Sequence[int]) -> str:
+    """Target, verdict, device and lengths."""
+    served = f"{plural(len(lengths), 'length')} from {lengths[0]:,} to {lengths[-1]:,}"
+    target = report.environment.get("target")
+    said = f"{report.verdict.outcome.upper()} on {report.device}, {served}"
+    return f"{target}: {said}" if target else said
+
+
+def late_lengths(report: Report) -> dict[str, tuple[int, ...]]:
+    """By kernel in the repository, the lengths that waited for a load or an autotune of it."""
+    lengths = {row.request.id: row.request.prompt_tokens for row in report.requests}
+    found: dict[str, set[int]] = {}
+    for stall in report.stalls:
+        if stall.event.kind in MARKED and stall.event.origin == IN_REPO:
+            paid = {lengths[request] for request in stall.requests if request in lengths}
+            found.setdefault(stall.event.kernel, set()).update(paid)
+    return {kernel: tuple(sorted(paid)) for kernel, paid in found.items() if paid}
+
+
+def notes_of(report: Report) -> list[str]:
+    """What the map can't show."""
+    if not report.uses:
+        return [NO_BARS]
+    used = {use.variant for use in report.uses}
+    unused = sum(variant not in used for variant in report.warm_variants)
+    if not unused:
+        return []
+    return [f"{plural(unused, 'variant')} of warmup's no served length launched"]
+
+
+def lanes_of(kernel: str, uses: Sequence[VariantUse], late: tuple[int, ...]) -> list[Lane]:
+    """One lane where each variant's lengths are together, else one for each where they are few."""
+    ordered = sorted(uses, key=lambda use: use.spans)
+    labels = labels_of([use.variant for use in ordered])
+    bars = [
+        [Bar(first, last, number, labels[number]) for first, last in use.spans]
+        for number, use in enumerate(ordered)
+    ]
+    hulls = [(found[0].first, found[-1].last) for found in bars]
+    apart = all(before[1] < after[0] for before, after in pairwise(hulls))
+    if apart or len(bars) > MOST_LANES:
+        together = sorted((bar for found in bars for bar in found), key=lambda bar: bar.first)
+        return [Lane(kernel, tuple(together), tuple(labels), late)]
+    names = [kernel, *[""] * (len(bars) - 1)]
+    lanes = [Lane(name, tuple(found)) for name, found in zip(names, bars, strict=True)]
+    lanes[-1] = replace(lanes[-1], labels=tuple(labels), late=late)
+    return lanes
+
+
+def labels_of(variants: Sequence[Variant]) -> list[str]:
+    """What tells each of a kernel's variants from the others; nothing for an only one."""
+    tables = [{**dict(v.arguments), **dict(v.constants), **dict(v.options)} for v in variants]
+    names = dict.fromkeys(name for table in tables for name in table)
+    telling = [name for name in names if len({table.get(name) for table in tables}) > 1]
+    labels = []
+    for table in tables:
+        parts = [f"{name} {table.get(name, 'not passed')}" for name in telling[:LABEL_FIELDS]]
+        labels.append(", ".join(parts))
+    return labels
+
+
+def place(length: int, shortest: int, longest: int) -> float:
+    """Where a length lies between the ends, from 0 to 1, on a logarithmic axis."""
+    if longest == shortest:
+        return 0.0
+    return math.log(length / shortest) / math.log(longest / shortest)
+
+
+def ticks(shortest: int, longest: int) -> list[int]:
+    """Powers of two for the axis, and its ends where no power is near."""
+    powers = [2**k for k in range(32) if shortest <= 2**k <= longest]
+    near = [n for n in powers if n > shortest * 1.3 and n * 1.3 < longest]
+    return [shortest, *near, longest] if longest > shortest else [shortest]
+
+
+def render_map(report: Report) -> str:
+    """The map as text, each line within 80 columns; ends with a newline.
+
+    A letter is a variant, `*` several in one column, `!` a late load or autotune, `|` a rung.
+    """
+    drawn = lay_out(report)
+    lines = [
+        *textwrap.wrap(drawn.title, WIDTH),
+        "",
+        _axis(drawn),
+        _marks("warmup", drawn.rungs, "|", drawn),
+    ]
+    for lane in drawn.lanes:
+        lines += _lane(lane, drawn)
+    if drawn.constant:
+        count = plural(len(drawn.constant), "kernel")
+        text = f"{count} with one variant each: {', '.join(drawn.constant)}"
+        lines += ["", *textwrap.wrap(text, WIDTH, subsequent_indent="  ")]
+    lines += [line for note in drawn.notes for line in ("", *textwrap.wrap(note, WIDTH))]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _columns() -> int:
+    return WIDTH - NAME_WIDTH
+
+
+def _column(length: int, drawn: VariantMap) -> int:
+    last = _columns() - 1
+    return min(last, max(0, round(place(length, drawn.shortest, drawn.longest) * last)))
+
+
+def _axis(drawn: VariantMap) -> str:
+    """The lengths above the columns, as many as have room; the last one ends with its column."""
+    cells = [" "] * _columns()
+    longest = f"{drawn.longest:,}"
+    free_until = _columns() - len(longest)
+    taken = 0
+    for tick in ticks(drawn.shortest, drawn.longest)[:-1]:
+        text, start = f"{tick:,}", _column(tick, drawn)
+        if start >= taken and start + len(text) < free_until:
+            cells[start : start + len(text)] = text
+            taken = start + len(text) + 1
+    cells[free_until:] = longest
+    return f"{'prompt tokens':<{NAME_WIDTH}}{''.join(cells)}"
+
+
+def _marks(name: str, lengths: Iterable[int], mark: str, drawn: VariantMap) -> str:
+    cells = [" "] * _columns()
+    for length in lengths:
+        if drawn.shortest <= length <= drawn.longest:
+            cells[_column(length, drawn)] = mark
+    # A rung below the shortest length served warms it all the same.
+    if any(length < drawn.shortest for length in lengths):
+        cells[0] = mark
+    return f"{name:<{NAME_WIDTH}}{''.join(cells)}"
+
+
+def _lane(lane: Lane, drawn: VariantMap) -> list[str]:
+    cells = [" "] * _columns()
+    for bar in lane.bars:
+        letter = LETTERS[bar.variant] if len(lane.labels) <= MOST_LABELS else "*"
+        for column in range(_column(bar.first, drawn), _column(bar.last, drawn) + 1):
+            # Where a column holds the border between two, the later one has it.
+            cells[column] = letter
+    name = lane.name if len(lane.name) < NAME_WIDTH else f"{lane.name[: NAME_WIDTH - 2]}…"
+    lines = [f"{name:<{NAME_WIDTH}}{''.join(cells)}"] if lane.bars else []
+    if lane.late:
+        lines.append(_marks("  late" if lane.bars else name, lane.late, "!", drawn))
+    if len(lane.labels) < 2:
+        return lines
+    if len(lane.labels) > MOST_LABELS:
+        return [*lines, f"  {plural(len(lane.labels), 'variant')}: {lane.labels[0]}, …"]
+    legend = "; ".join(f"{LETTERS[n]} {label}" for n, label in enumerate(lane.labels))
+    return [*lines, *textwrap.wrap(f"  {legend}", WIDTH, subsequent_indent="    ")]
