@@ -12,11 +12,12 @@ import pytest
 
 import jitwatch
 from jitwatch.errors import JitwatchError, RunFileError
-from jitwatch.events import SCHEMA, TUNED, SourceState
+from jitwatch.events import SCHEMA, TUNED, Boundary, Rung, SourceState
 from jitwatch.log import read_report, read_run, run_dirs, write_meta
 from jitwatch.recorder import FORMAT, Recorder
 from jitwatch.render.json import render_json
 from jitwatch.render.terminal import render_text
+from jitwatch.render.variant_map import render_map
 from jitwatch.report import Report
 from tests.samples import variant
 from tests.test_log_driver import load, write_records
@@ -197,6 +198,15 @@ def test_what_json_cannot_say_is_written_as_text_or_counted_never_raised(recorde
 # -- damage and foreign files ------------------------------------------------------
 
 
+PROOF = {
+    "max_tokens": 64,
+    "chunk_tokens": None,
+    "served": 1,
+    "boundaries": [{"prompt_tokens": 17, "residues": [], "kernels": ["k"]}],
+    "assumptions": ["none"],
+}
+
+
 def served(folder):
     """A small run with all kinds of lines, driver records and a stack; its report passes."""
     write_meta(folder, META | {"environment": {"commit": None}, "doubts": []})
@@ -216,9 +226,15 @@ def served(folder):
         pass
     recorder.ready()
     recorder.request("len64", 64, 2)
-    with recorder.step("mixed", ("len64",), 64):
+    with recorder.step("prefill", ("len64",), 64):
         pass
-    recorder.request_end("len64", launches=3)
+    recorder.first_token("len64")
+    recorder.request_end("len64", launches=3, used=[3])
+    recorder.fact("says_steps", True)
+    recorder.fact("ladder", [{"prompt_tokens": 1, "reasons": ["k: its only variant"]}])
+    recorder.fact("proof", PROOF)
+    recorder.fact("warmup_seconds", 0.5)
+    recorder.fact("peak_memory_bytes", 1 << 20)
     recorder.fact("served_until_ns", recorder.clock())
     recorder.fact("launches_by_request", {"len64": 3})
     recorder.close()
@@ -229,6 +245,27 @@ def test_a_whole_run_passes(tmp_path):
     served(tmp_path)
     report = read_report(tmp_path)
     assert (report.verdict.outcome, report.verdict.reasons) == ("pass", ())
+
+
+def test_what_the_target_says_comes_back(tmp_path):
+    path = served(tmp_path)
+    [use] = read_report(tmp_path).uses
+    assert (use.variant, use.origin, use.spans) == (variant(), "in-repo", ((64, 64),))
+    report = read_report(tmp_path)
+    assert report.ladder == (Rung(1, ("k: its only variant",)),)
+    assert report.proof.boundaries == (Boundary(17, (), ("k",)),)
+    assert report.environment["peak_memory_bytes"] == 1 << 20
+    # A simulated device has no times.
+    assert (report.requests[0].ttft_ms, "warmup_seconds" in report.environment) == (None, False)
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    (tmp_path / "meta.json").write_text(json.dumps({**meta, "device": "cuda"}))
+    report = read_report(tmp_path)
+    assert report.environment["warmup_seconds"] == 0.5
+    assert 0 < report.requests[0].ttft_ms < report.requests[0].serve_ms
+    # Without its step the request can't be judged.
+    kept = [line for line in path.read_text().splitlines() if '"step' not in line.split(",")[0]]
+    path.write_text("\n".join(kept))
+    assert "1 request without a step, first len64" in " ".join(read_report(tmp_path).doubts)
 
 
 def test_a_torn_last_line_is_counted_and_the_rest_is_read(tmp_path):
@@ -248,7 +285,10 @@ def test_a_torn_last_line_is_counted_and_the_rest_is_read(tmp_path):
     [
         ('"r": "ready"', '"r": "re@dy"'),
         ('"kind": "compile"', '"kind": "compild"'),
-        ('"phase": "mixed"', '"phase": "mixee"'),
+        ('"phase": "prefill"', '"phase": "prefilk"'),
+        ('"used": [3]', '"used": "3"'),
+        ('"r": "first_token"', '"r": "first_tokeo"'),
+        ('"name": "says_steps", "value": true', '"name": "says_steps", "value": 1'),
         ('"prompt_tokens": 64', '"prompt_tokens": "64"'),
         ('"launches": 3', '"launches": "3"'),
         ('"armed": true', '"armed": 1'),
@@ -358,5 +398,6 @@ def test_no_damage_gives_anything_but_a_report_or_an_error_of_ours(tmp_path):
         assert isinstance(report, Report), seed
         assert render_text(report), seed
         assert render_json([report]), seed
+        assert render_map(report), seed
         passes += report.verdict.outcome == "pass"
     assert passes  # damage to a stack or a name changes no verdict

@@ -65,6 +65,12 @@ def test_a_kernel_has_one_variant_but_where_it_says_otherwise(report):
     assert [found.count(name) for name in EXPERTS] == [3] * 3
 
 
+def test_each_tile_is_used_from_where_it_begins(report):
+    """The first at every length: decode replays it, one token at a time."""
+    tiles = [use["spans"] for use in report["uses"] if use["variant"]["kernel"] == "align_kernel"]
+    assert tiles == [[[1, 2560]], [[257, 2048]], [[2049, 2560]]]
+
+
 def test_every_kernel_of_the_model_was_launched(report):
     assert set(variants(report).values()) == {
         "add_rms_norm_kernel",

@@ -11,8 +11,9 @@ import torch
 from engine import LLM, ConfigError
 from engine.kernels import load_operations
 from engine.kernels.statements import Shapes, Start
+from engine.layers.linear import Linear
 from engine.options import LARGEST_SIZE, warmup_limit
-from engine.warmup import Rung, library_sizes, make_ladder
+from engine.warmup import Rung, library_sizes, make_ladder, warm_up
 
 ROOT = Path(__file__).parents[2]
 BIG_MOE = Shapes(torch.bfloat16, num_experts=256, top_k=8)
@@ -131,3 +132,49 @@ def test_every_shape_of_projection_once():
     shapes = [tuple(linear.weight.shape) for linear in decoder.linears()]
     assert sorted(shapes) == sorted(every)
     assert len(every) > 2
+
+
+class Rows:
+    """Stands for `Linear.__call__`: notes how many rows it was given."""
+
+    def __init__(self, monkeypatch):
+        self.rows = []
+        plain = Linear.__call__
+        monkeypatch.setattr(Linear, "__call__", lambda *a: (self.note(a[1]), plain(*a))[1])
+
+    def note(self, x):
+        self.rows.append(x.shape[0])
+
+
+def test_warmup_runs_each_rung_what_continues_it_and_the_projections(monkeypatch):
+    llm = LLM("tiny", device="cpu", kv_tokens=64)
+    pages = list(llm.pool.free)
+    seen = Rows(monkeypatch)
+    warm_up(llm.runner, llm.pool, (Rung(1, ()), Rung(20, ())), longest=64, most=24)
+    layers = llm.runner.model.layers
+    every_layer = sum(len(layer.mixer.linears() + layer.mlp.linears()) for layer in layers)
+    alone = seen.rows[every_layer * 6 :]
+    forwards = seen.rows[: every_layer * 6 : every_layer]
+    assert forwards == [1, 20, 1, 2, 1, 1]
+    assert alone == library_sizes(24) * len(llm.runner.model.linears())
+    assert llm.pool.free == pages
+
+
+def test_a_context_of_one_token_is_not_continued(monkeypatch):
+    llm = LLM("tiny", device="cpu", kv_tokens=16, max_model_len=2)
+    seen = Rows(monkeypatch)
+    warm_up(llm.runner, llm.pool, (Rung(1, ()),), longest=2, most=1)
+    assert max(seen.rows) == 1
+
+
+def test_every_way_to_sample_is_run_on_the_last_logits(monkeypatch):
+    llm = LLM("tiny", device="cpu", kv_tokens=64)
+    ways = ({"temperature": 0.0}, {"temperature": 0.5, "top_k": 3})
+    monkeypatch.setattr(llm.runner.operations, "SAMPLING_VARIANTS", ways)
+    drawn = []
+    plain = llm.runner.draw
+    monkeypatch.setattr(
+        llm.runner, "draw", lambda *a: (drawn.append(a[2].top_k.tolist()), plain(*a))[1]
+    )
+    warm_up(llm.runner, llm.pool, (Rung(1, ()),), longest=64, most=1)
+    assert drawn == [[0], [3]] * 3
