@@ -3,19 +3,27 @@
 #
 #   sweeps/gpu_session.sh OUT STEP...
 #
-# Steps: doctor tests controls fla counts overhead freetoken-0.1.2 freetoken-0.1.3 engine-tests
-# engine-profile engine-speed engine-greedy engine-sampled engine-40-layers story-FAULT, with a
-# function of examples/story/faults.py (story-constexpr-length); first-request: what the first request
-# after ready pays beside later ones, on a cold and on a warm Triton cache, STARTS (5) process
-# starts of each (first-request.json, about 5 minutes); engine-overhead: the engine's decode without
-# and with the hook, PAIRS (33) pairs (engine-overhead.json, about 1 minute).
-# Sweeps run on DEVICE, which may be sim:h200 (KEYS_ONLY=1: nothing is compiled); nothing else does.
-# WHEELS, where it is given, is a folder with base/, ftdeps/, ft-0.1.2/ and ft-0.1.3/ of wheels to
-# use without a package registry. QUICK=1 makes a first try of each step. SIMULATED is the JSON of a
-# simulated dense run of the fla example, to compare with; the engine's sweeps are compared with
-# the simulated result of their name. A copy without history says in
-# JITWATCH_COMMIT what it is a copy of; what git would say of it is not asked then. PAIRS is the number
-# of pairs that overhead and engine-overhead time.
+# Steps
+#   doctor, tests, controls, fla, counts, overhead, freetoken-0.1.2, freetoken-0.1.3
+#   engine-tests, engine-profile, engine-speed
+#   engine-greedy, engine-sampled, engine-40-layers
+#   story-FAULT: a function of examples/story/faults.py, such as story-constexpr-length
+#   engine-proof: the longest prompts too; for DEVICE=sim:h200, where it takes minutes
+#   first-request: what the first request after ready pays beside later ones, on a cold and on a
+#     warm Triton cache, STARTS (5) process starts of each; about 5 minutes
+#   engine-overhead: the engine's decode without and with the hook; about 1 minute
+#
+# Given in the environment
+#   WHEELS           a folder with base/, ftdeps/, ft-0.1.2/ and ft-0.1.3/ of wheels to use without
+#                    a package registry
+#   JITWATCH_COMMIT  what a copy without history is a copy of; git is not asked then
+#   DEVICE           where sweeps run (cuda); sim:h200 simulates them, with KEYS_ONLY=1 nothing is
+#                    compiled
+#   SIMULATED        the JSON of a simulated dense run of the fla example, to compare with; the
+#                    engine's sweeps are compared with the simulated result of their name
+#   PAIRS            how many pairs overhead and engine-overhead (33) time
+#   QUICK=1          a first try of each step
+#   TAIL             how many lines of each step's output are shown (40)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -139,6 +147,7 @@ for name in "$@"; do
         engine_sweep engine-sampled 280 --min 11 --max 2560 --param temperature=0.8 \
             --param top_k=20 --param top_p=0.95 --param min_p=0.01
         ;;
+    engine-proof) sweep engine-proof 560 --prove 262144 ;;
     engine-40-layers) engine_sweep engine-40-layers 280 --layers 40 --lengths "$THIRTY_SIX" ;;
     story-*)
         fault=${name#story-}
