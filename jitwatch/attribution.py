@@ -146,16 +146,18 @@ def charge(
 ) -> list[Charge]:
     """The late events, each with the requests that waited for it.
 
-    Late is what began at or after `ready_ns` and before `until_ns` (probes come
-    after it). An event whose thread had no step is charged to the step open in its
-    process at that time, or to nobody.
+    Late is what began at or after `ready_ns`; of third parties only before `until_ns`, as
+    the probes after it are no requests. An event whose thread had no step is charged to the
+    step open in its process at that time, or to nobody.
     """
     if ready_ns is None:
         return []
     by_id = {(step.pid, step.id): step for step in steps}
     charges = []
     for event in events:
-        if event.start_ns < ready_ns or (until_ns is not None and event.start_ns >= until_ns):
+        if event.start_ns < ready_ns:
+            continue
+        if until_ns is not None and event.start_ns >= until_ns and event.origin != IN_REPO:
             continue
         step = by_id.get((event.pid, event.step)) if event.step is not None else None
         inferred = step is None

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from jitwatch.attribution import root_of
 from jitwatch.causes import CAUSES
 from jitwatch.events import Cause, DiffRow, Event, Variant
 from jitwatch.variants import KINDS, closest, differences, tuned_differences
 
+#: How many variants of a kernel, the earliest, the closest is looked for among: those of warmup
+#: come first, and a kernel with a variant a length would take time quadratic in the lengths.
+NEAREST_OF = 100
 #: Owners whose libraries choose a kernel by shape.
 PER_SHAPE = ("cublas", "cudnn", "cutlass")
 REDEFINED = DiffRow("definition", "a new @triton.jit object", "the one loaded before")
@@ -113,7 +117,7 @@ def _diagnose(event: Event, memory: _Known) -> Diagnosis:
         if retuned:
             return _named("JW106", event, tuple(item.row for item in retuned))
         return _named("JW105", event, (REDEFINED,))
-    nearest = closest(variant, list(memory.loaded))
+    nearest = closest(variant, list(islice(memory.loaded, NEAREST_OF)))
     if nearest is None:
         return _cold(event, memory.built.get(variant, event.kind))
     found = differences(variant, nearest)
@@ -124,7 +128,7 @@ def _diagnose(event: Event, memory: _Known) -> Diagnosis:
 
 
 def _autotune(event: Event, variant: Variant, memory: _Known) -> Diagnosis:
-    nearest = closest(variant, list(memory.tuned))
+    nearest = closest(variant, list(islice(memory.tuned, NEAREST_OF)))
     if nearest is None:
         return _cold(event, "compile")
     found = differences(variant, nearest)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal[
     "compile",
@@ -247,6 +247,22 @@ class Coverage:
     missing_stacks: Mapping[str, int] = field(default_factory=dict)
     probes: int = 0
     probe_launches: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run directory holds, merged over its processes, in start order.
+
+    `meta` is what was asked for, `facts` what only the processes themselves knew.
+    """
+
+    meta: Mapping[str, Any]
+    events: tuple[Event, ...]
+    steps: tuple[Step, ...]
+    requests: tuple[Request, ...]
+    ready_ns: int | None
+    coverage: Coverage
+    facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

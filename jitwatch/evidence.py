@@ -9,9 +9,46 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jitwatch.attribution import IN_REPO, counted_loads, loaded_variants
-from jitwatch.events import Coverage, Event, Request, Step
+from jitwatch.events import Coverage, Event, Proof, Request, Run, Step
 from jitwatch.variants import describe, read_variant
-from jitwatch.verdict import plural
+from jitwatch.verdict import plural, spell_lengths
+
+
+def ended_badly(run: Run) -> list[str]:
+    """How the target's process ended, if not by itself: by its parent's word, else by its own."""
+    told: Sequence[str] = run.meta.get("doubts", ())
+    if told:
+        return list(told)
+    if "failed" in run.facts:
+        failed = run.facts["failed"]
+        return [f"the target failed ({failed['stage']}): {failed['error']}"]
+    if run.facts.get("unclosed"):
+        return ["the target's process was killed: what it had still to say is unknown"]
+    return []
+
+
+def doubts(
+    run: Run,
+    events: Sequence[Event],
+    counts: Mapping[str, int | None],
+    proof: Proof | None,
+    *,
+    simulated: bool,
+) -> list[str]:
+    """All reasons not to trust what a run shows; `events` are its own with their origins."""
+    facts, coverage, asked = run.facts, run.coverage, run.meta.get("prove")
+    found = [
+        *contradictions(events, run.requests, run.ready_ns, coverage, facts),
+        *unlike_simulated(events, coverage, run.meta.get("simulated"), facts),
+        *missing_evidence(counts, coverage, run.requests, simulated=simulated),
+    ]
+    if facts.get("says_steps"):
+        found += without_steps(run.requests, run.steps)
+    if simulated and (facts.get("says_steps") or proof is not None):
+        found += without_launches(run.requests, events)
+    if asked is not None:
+        found += unproved(proof, asked, run.requests, facts.get("unproved"))
+    return found
 
 
 def missing_evidence(
@@ -49,23 +86,28 @@ def missing_evidence(
 
 def contradictions(
     events: Sequence[Event],
+    requests: Sequence[Request],
     ready_ns: int | None,
     coverage: Coverage,
     facts: Mapping[str, Any],
 ) -> list[str]:
     """Reasons not to trust this run that its own records show."""
-    doubts = []
+    found = []
     if ready_ns is None:
-        doubts.append("the target was never ready: nothing can be late")
+        found.append("the target was never ready: nothing can be late")
+    until_ns = facts.get("served_until_ns")
+    ends = [ready_ns or 0, *(request.end_ns or request.arrival_ns for request in requests)]
+    if until_ns is not None and until_ns < max(ends):
+        found.append("what it says of when the last request was served is before that")
     if facts.get("hooks_displaced"):
-        doubts.append(
+        found.append(
             "the target replaced Triton's load hooks: whose loads came after that is unknown "
             "(add to kernel_load_start_hook, don't assign it)"
         )
     if coverage.load_source == "driver":
-        doubts += _hook_without_module(events)
-        doubts += _launched_without_load(events, facts.get("probe_kernels", ()))
-    return doubts
+        found += _hook_without_module(events)
+        found += _launched_without_load(events, facts.get("probe_kernels", ()))
+    return found
 
 
 def without_steps(requests: Sequence[Request], steps: Sequence[Step]) -> list[str]:
@@ -78,6 +120,61 @@ def without_steps(requests: Sequence[Request], steps: Sequence[Step]) -> list[st
         f"{plural(len(missing), 'request')} without a step, first {missing[0].id}: what loaded in "
         "them can't be charged; call the observer around every forward"
     ]
+
+
+def unanswered(requests: Sequence[Request], lengths: Sequence[int]) -> list[str]:
+    """The requests that can't be judged: they raised, or were not answered, or never came."""
+    found = []
+    failed = [request for request in requests if request.error]
+    if failed:
+        named = ", ".join(str(request.prompt_tokens) for request in failed[:10])
+        more = f" and {len(failed) - 10} more" if len(failed) > 10 else ""
+        found.append(f"the target raised at prompt_tokens {named}{more}: {failed[0].error}")
+    answered = {request.prompt_tokens for request in requests if request.end_ns is not None}
+    open_ones = sorted({r.prompt_tokens for r in requests if r.end_ns is None} - set(lengths))
+    if open_ones:
+        found.append(f"not answered: prompt_tokens {spell_lengths(open_ones)}")
+    missing = [length for length in lengths if length not in answered]
+    if missing:
+        found.append(
+            f"{len(missing):,} of {plural(len(lengths), 'length')} not served: "
+            f"{spell_lengths(missing)}"
+        )
+    return found
+
+
+def without_launches(requests: Sequence[Request], events: Sequence[Event]) -> list[str]:
+    """Where launches are counted, each answered request must have some, of what was loaded."""
+    answered = [r for r in requests if r.error is None and r.end_ns is not None]
+    idle = [request for request in answered if not request.launches]
+    found = []
+    if idle:
+        found.append(
+            f"{plural(len(idle), 'request')} launched nothing, first {idle[0].id}: "
+            "what the target does for them can't be judged"
+        )
+    loads = {(event.pid, event.seq) for event in events if event.kind == "load"}
+    unknown = [r for r in answered if any((r.pid, seq) not in loads for seq in r.used or ())]
+    if unknown:
+        found.append(f"{unknown[0].id} launched what no record says was loaded")
+    return found
+
+
+def unproved(
+    proof: Proof | None, asked: int, requests: Sequence[Request], why: str | None
+) -> list[str]:
+    """Whether the proof asked for, for lengths up to `asked`, is one of these requests."""
+    if proof is None:
+        return [f"the proof for 1..{asked:,} was not finished" + (f": {why}" if why else "")]
+    served = {r.prompt_tokens for r in requests if r.error is None and r.end_ns is not None}
+    if proof.served != len(served) or proof.max_tokens not in served:
+        return [
+            f"the proof for 1..{proof.max_tokens:,} is of {plural(proof.served, 'length')}, but "
+            f"{len(served):,} were answered, up to {max(served, default=0):,}"
+        ]
+    if proof.max_tokens > asked:
+        return [f"the proof is for 1..{proof.max_tokens:,}, asked for was 1..{asked:,}"]
+    return []
 
 
 def nothing_under_test(events: Sequence[Event], coverage: Coverage) -> list[str]:
@@ -104,23 +201,24 @@ def unlike_simulated(
     events: Sequence[Event],
     coverage: Coverage,
     simulated: Sequence[Mapping[str, Any]] | None,
-    until_ns: int | None,
+    facts: Mapping[str, Any],
 ) -> list[str]:
     """Where the simulated run of the same requests named other variants, one has a bug."""
     if simulated is None:
         return []
     expected = {read_variant(dict(item)) for item in simulated}
+    until_ns = facts.get("served_until_ns")
     served = (e for e in events if until_ns is None or e.start_ns < until_ns)
     seen = set(loaded_variants(served, coverage))
-    doubts = []
+    found = []
     for where, names in (("here", seen - expected), ("simulated", expected - seen)):
         if names:
             first = min(describe(variant) for variant in names)
-            doubts.append(
+            found.append(
                 f"{plural(len(names), 'variant')} only {where}, first {first}: the simulated "
                 f"device and this one disagree, so one of them has a bug"
             )
-    return doubts
+    return found
 
 
 def _hook_without_module(events: Sequence[Event]) -> list[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jitwatch.errors import RunFileError
-from jitwatch.events import SCHEMA, Coverage, Event, Request, SourceState, Step
+from jitwatch.events import SCHEMA, Coverage, Event, Request, Run, SourceState, Step
 from jitwatch.recorder import FORMAT
 from jitwatch.records import FACTS, FIELDS, META_FIELDS, META_OPTIONAL, OPTIONAL, check
 from jitwatch.report import Report, build_report
@@ -30,19 +30,6 @@ from jitwatch.sources.driver_log import (
 from jitwatch.variants import read_variant
 
 META = "meta.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """All that a run directory holds, merged over its processes, in start order."""
-
-    meta: dict[str, Any]
-    events: tuple[Event, ...]
-    steps: tuple[Step, ...]
-    requests: tuple[Request, ...]
-    ready_ns: int | None
-    coverage: Coverage
-    facts: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -58,6 +45,7 @@ class _Process:
     facts: dict[str, list[Any]] = field(default_factory=dict)
     dropped: int = 0
     torn: int = 0
+    closed: bool = False
 
 
 def write_meta(run_dir: Path, meta: dict[str, Any]) -> None:
@@ -116,6 +104,7 @@ def read_run(run_dir: Path) -> Run:
     requests = [request for process in processes for request in process.requests.values()]
     ready = [process.ready_ns for process in processes if process.ready_ns is not None]
     facts = {name: values[-1] for process in processes for name, values in process.facts.items()}
+    facts["unclosed"] = any(p.requests and not p.closed for p in processes)
     coverage = _coverage(processes, driver_dropped, dict(missing_stacks))
     silent = sorted(int(path.name.split("-")[1]) for path in run_dir.glob("silent-*"))
     coverage = replace(coverage, silent_pids=tuple(silent))
@@ -149,9 +138,7 @@ def read_report(run_dir: Path) -> Report:
         for request in run.requests
     ]
     try:
-        return build_report(
-            run.meta, run.events, run.steps, requests, run.ready_ns, run.coverage, run.facts
-        )
+        return build_report(replace(run, requests=tuple(requests)))
     except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError) as error:
         raise RunFileError(
             f"{run_dir} is damaged",
@@ -297,6 +284,8 @@ def _apply_request(process: _Process, record: dict[str, Any]) -> None:
         process.facts.setdefault(record["name"], []).append(record["value"])
     elif kind == "lost":
         process.dropped += record["number"]
+    elif kind == "close":
+        process.closed = True
 
 
 def _begin(pid: int, record: dict[str, Any]) -> Event:

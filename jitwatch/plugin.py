@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from jitwatch.attribution import IN_REPO
 from jitwatch.errors import JitwatchError, UsageError
+from jitwatch.events import Stall
 from jitwatch.render.terminal import coverage_lines, diagnostic_lines, diagnostics, first_line
 from jitwatch.report import Report, RequestRow
 from jitwatch.sweep import (
@@ -205,8 +207,13 @@ class SweepItem(pytest.Item):
     def setup(self) -> None:
         """Sweep, and see that this length can be judged: otherwise the item is an error."""
         report, row = self.sweep.row(self.session, self.length)
-        if report.doubts and not _late(report, row):
+        if _late(report, row):
+            return
+        if report.doubts:
             raise NotJudged("; ".join(report.doubts))
+        nobodys = list(_late_for_nobody(report))
+        if nobodys:
+            raise NotJudged("\n".join(nobodys))
 
     def runtest(self) -> None:
         """Fail with the diagnostics of what this request waited for."""
@@ -240,12 +247,23 @@ def _engine_options(config: pytest.Config, target: str) -> EngineOptions:
 
 
 def _late(report: Report, row: RequestRow) -> bool:
-    return any(
-        row.request.id in stall.requests
-        and stall.event.kind in BUDGET_KINDS
-        and stall.event.origin == "in-repo"
-        for stall in report.stalls
-    )
+    return any(row.request.id in stall.requests for stall in _failures(report))
+
+
+def _failures(report: Report) -> Iterator[Stall]:
+    for stall in report.stalls:
+        if stall.event.kind in BUDGET_KINDS and stall.event.origin == IN_REPO:
+            yield stall
+
+
+def _late_for_nobody(report: Report) -> Iterator[str]:
+    """What fails the run and no item: a background thread's load, or one after the requests."""
+    swept = {row.request.id for row in report.requests}
+    for stall in _failures(report):
+        if swept.isdisjoint(stall.requests):
+            event = stall.event
+            where = f" ({event.file}:{event.line})" if event.file else ""
+            yield f"late {event.kind} of {event.kernel}{where}, in no request: {stall.cause.why}"
 
 
 def _diagnosed(report: Report, row: RequestRow) -> Iterator[str]:

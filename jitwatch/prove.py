@@ -24,6 +24,14 @@ LANES = 16
 BLOCK_SIZES = tuple(2**k for k in range(1, 11))
 
 
+#: Beyond so many variants a kernel has one a length: all of them would be served, to say the same.
+MOST_VARIANTS = 500
+
+
+class Unprovable(Exception):
+    """The lengths launch so many variants that no few of them speak for all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What one request launched: the ids of its variants, and its first prefill step's tokens.
@@ -45,6 +53,9 @@ def prove(
 
     A boundary is where variants are launched that no shorter prompt launches. `told` hears after
     each request how many were served and about how many there will be, None before that is known.
+
+    Raises:
+        Unprovable: more than `MOST_VARIANTS` were launched.
     """
     assert max_tokens >= 1, max_tokens
     search = _Search(serve, max_tokens, told)
@@ -95,6 +106,11 @@ class _Search:
             self.served[length] = served = self.serve(length)
             for variant in served.used:
                 self.first[variant] = min(length, self.first.get(variant, length))
+            if len(self.first) > MOST_VARIANTS:
+                raise Unprovable(
+                    f"{len(self.served):,} lengths launched {len(self.first):,} variants: mend "
+                    "what makes one for each length, then prove"
+                )
             if self.told is not None:
                 planned = self.planned and max(self.planned, len(self.served))
                 self.told(len(self.served), planned)

@@ -10,10 +10,11 @@ from typing import Any, get_args
 from jitwatch.events import Kind, Phase
 
 NULL = type(None)
-#: What a value must be: a type, one of a set of types, one of several words, or `(list, shape)`
-#: and `(dict, shape)` of items.
+#: What a value must be: a type, one of a set of types, one of several words, an int of a range, or
+#: `(list, shape)` and `(dict, shape)` of items.
 Shape = Any
 INT, TEXT, TEXTS = int, str, (list, str)
+TOKENS = range(1, 2**31)
 KINDS, PHASES = frozenset(get_args(Kind)), frozenset(get_args(Phase))
 MAYBE_INT, MAYBE_TEXT = {int, NULL}, {str, NULL}
 
@@ -23,7 +24,8 @@ META_OPTIONAL: dict[str, Shape] = {
     "repo": MAYBE_TEXT,
     "devices": TEXTS,
     "doubts": TEXTS,
-    "lengths": (list, INT),
+    "lengths": (list, TOKENS),
+    "warmup_lengths": (list, TOKENS),
     "environment": dict,
     "fail_on": TEXT,
     "simulated": {NULL, list},
@@ -46,7 +48,7 @@ FIELDS: dict[str, dict[str, Shape]] = {
         "requests": TEXTS,
     },
     "step_end": {"id": INT, "t": INT},
-    "request": {"id": TEXT, "prompt_tokens": INT, "output_tokens": INT, "t": INT},
+    "request": {"id": TEXT, "prompt_tokens": TOKENS, "output_tokens": INT, "t": INT},
     "first_token": {"id": TEXT, "t": INT},
     "request_end": {"id": TEXT, "t": INT, "error": MAYBE_TEXT, "launches": MAYBE_INT},
     "ready": {"t": INT},
@@ -80,6 +82,8 @@ FACTS: dict[str, Shape] = {
     "says_steps": bool,
     "peak_memory_bytes": INT,
     "proof": dict,
+    "unproved": TEXT,
+    "failed": dict,
 }
 
 
@@ -101,6 +105,8 @@ def fits(value: Any, shape: Shape) -> bool:
     """Whether a value is of that shape; a bool is no int."""
     if isinstance(shape, frozenset):
         return type(value) is str and value in shape
+    if isinstance(shape, range):
+        return type(value) is int and value in shape
     if isinstance(shape, set):
         return type(value) in shape
     if isinstance(shape, tuple):

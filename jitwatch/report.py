@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitwatch import attribution, diagnosis, evidence
-from jitwatch.attribution import IN_REPO, Charge
+from jitwatch.attribution import IN_REPO
 from jitwatch.events import (
     Coverage,
     Event,
     Proof,
     Request,
+    Run,
     Rung,
     Stall,
     Step,
@@ -25,7 +26,7 @@ from jitwatch.events import (
     Verdict,
 )
 from jitwatch.uses import ladder_of, read_proof, uses_of
-from jitwatch.verdict import judge, plural, spell_lengths
+from jitwatch.verdict import judge
 
 #: Kinds that are counted where they are late and in the repository under test.
 COUNTED_KINDS = {
@@ -70,7 +71,8 @@ class RequestRow:
 class Report:
     """All that a renderer needs of one run on one device.
 
-    `doubts` are the reasons not to trust any of it: a pass has none. `ladder` is what warmup
+    `doubts` are the reasons not to trust any of it: a pass has none. That some requests were not
+    answered is only in the verdict, as it says nothing of the others. `ladder` is what warmup
     ran, where the target says so; `uses` which lengths launch which variant, known where the
     device is simulated; `proof` what `sweep --prove` found.
     """
@@ -92,54 +94,44 @@ class Report:
     proof: Proof | None = None
 
 
-def build_report(
-    meta: Mapping[str, Any],
-    events: Sequence[Event],
-    steps: Sequence[Step],
-    requests: Sequence[Request],
-    ready_ns: int | None,
-    coverage: Coverage,
-    facts: Mapping[str, Any],
-) -> Report:
-    """Attribute, diagnose, count and judge one run."""
+def build_report(run: Run) -> Report:
+    """Attribute, diagnose, count and judge one run.
+
+    Raises:
+        TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError: `meta` or
+            `facts` hold what no run writes.
+    """
+    meta, coverage, requests = run.meta, run.coverage, run.requests
     simulated = str(meta["device"]).startswith("sim:")
-    roots = Roots(meta.get("repo"), facts.get("packages", {}))
-    until_ns = facts.get("served_until_ns")
-    placed = attribution.place(attribution.explain(events), roots.repo, facts.get("packages", {}))
-    charges = attribution.charge(placed, steps, ready_ns, until_ns)
-    stalls = _stalls(placed, charges, ready_ns, coverage, simulated=simulated)
-    warm = _warm_variants(placed, ready_ns, coverage)
+    packages = run.facts.get("packages", {})
+    roots = Roots(meta.get("repo"), packages)
+    placed = attribution.place(attribution.explain(run.events), roots.repo, packages)
+    stalls = _stalls(replace(run, events=tuple(placed)), simulated=simulated)
+    warm = _warm_variants(placed, run.ready_ns, coverage)
     # Only the driver sees what third parties load and launch; the simulated one sees Triton's.
     seen = not simulated and coverage.load_source == "driver"
     counts = _counts(stalls, requests, warm, coverage, simulated=simulated, sees_others=seen)
-    doubts = [
-        *evidence.contradictions(placed, ready_ns, coverage, facts),
-        *evidence.unlike_simulated(placed, coverage, meta.get("simulated"), until_ns),
-        *evidence.missing_evidence(counts, coverage, requests, simulated=simulated),
-    ]
-    if facts.get("says_steps"):
-        doubts += evidence.without_steps(requests, steps)
-    if not doubts and not (seen and meta.get("fail_on") == "any"):
-        doubts += evidence.nothing_under_test(placed, coverage)
-    proof = read_proof(facts["proof"]) if "proof" in facts else None
-    not_served = [*meta.get("doubts", ()), *_unanswered(requests, meta.get("lengths", ()))]
-    if meta.get("prove") is not None and proof is None:
-        not_served.append(f"the proof for 1..{meta['prove']:,} was not finished")
+    proof = read_proof(run.facts["proof"]) if "proof" in run.facts else None
+    ended = evidence.ended_badly(run)
+    not_served = evidence.unanswered(requests, meta.get("lengths", ()))
+    doubts = evidence.doubts(run, placed, counts, proof, simulated=simulated)
     fail_on = str(meta.get("fail_on", "in-repo"))
+    if not ended and not doubts and not (seen and fail_on == "any"):
+        doubts = evidence.nothing_under_test(placed, coverage)
     return Report(
         device=str(meta["device"]),
-        environment=_environment(meta, facts, simulated=simulated),
+        environment=_environment(meta, run.facts, simulated=simulated),
         coverage=_relative_coverage(coverage, roots),
-        verdict=judge(counts, [*not_served, *doubts], fail_on=fail_on),
-        doubts=tuple(doubts),
+        verdict=judge(counts, [*ended, *not_served, *doubts], fail_on=fail_on),
+        doubts=(*ended, *doubts),
         counts=counts,
-        requests=_rows(requests, steps, stalls, simulated=simulated, sees_others=seen),
+        requests=_rows(requests, run.steps, stalls, simulated=simulated, sees_others=seen),
         stalls=tuple(replace(stall, event=roots.relative(stall.event)) for stall in stalls),
         events=tuple(roots.relative(event) for event in placed),
-        steps=tuple(steps),
+        steps=run.steps,
         warm_variants=warm,
-        ready_ns=ready_ns,
-        ladder=ladder_of(meta, facts),
+        ready_ns=run.ready_ns,
+        ladder=ladder_of(meta, run.facts),
         uses=uses_of(placed, requests),
         proof=proof,
     )
@@ -176,21 +168,16 @@ class Roots:
         )
 
 
-def _stalls(
-    events: Sequence[Event],
-    charges: Sequence[Charge],
-    ready_ns: int | None,
-    coverage: Coverage,
-    *,
-    simulated: bool,
-) -> list[Stall]:
-    if ready_ns is None:
+def _stalls(run: Run, *, simulated: bool) -> list[Stall]:
+    if run.ready_ns is None:
         return []
-    found = diagnosis.diagnose(events, (charge.event for charge in charges), ready_ns)
+    until_ns = run.facts.get("served_until_ns")
+    charges = attribution.charge(run.events, run.steps, run.ready_ns, until_ns)
+    found = diagnosis.diagnose(run.events, (charge.event for charge in charges), run.ready_ns)
     stalls = []
     for charge in charges:
         event = charge.event
-        if event.kind == "load" and event.source != coverage.load_source:
+        if event.kind == "load" and event.source != run.coverage.load_source:
             continue
         diagnosed = found[event.pid, event.seq]
         stalls.append(
@@ -296,24 +283,6 @@ def _row(
         compiles=sum(s.event.kind == "compile" and s.event.origin == IN_REPO for s in stalls),
         stall_ms=None if simulated else round(attribution.union_ms(spans), 3),
     )
-
-
-def _unanswered(requests: Sequence[Request], lengths: Sequence[int]) -> list[str]:
-    """The requests that can't be judged: they raised, or were not answered, or never came."""
-    doubts = []
-    failed = [request for request in requests if request.error]
-    if failed:
-        named = ", ".join(str(request.prompt_tokens) for request in failed[:10])
-        more = f" and {len(failed) - 10} more" if len(failed) > 10 else ""
-        doubts.append(f"the target raised at prompt_tokens {named}{more}: {failed[0].error}")
-    answered = {request.prompt_tokens for request in requests if request.end_ns is not None}
-    missing = [length for length in lengths if length not in answered]
-    if missing:
-        doubts.append(
-            f"{len(missing):,} of {plural(len(lengths), 'length')} not served: "
-            f"{spell_lengths(missing)}"
-        )
-    return doubts
 
 
 def _environment(

@@ -50,14 +50,44 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def read_rung(data: Mapping[str, Any]) -> Rung:
-    """The rung that `dataclasses.asdict` made `data` of."""
-    return Rung(int(data["prompt_tokens"]), tuple(map(str, data["reasons"])))
+    """The rung that `dataclasses.asdict` made `data` of.
+
+    Raises:
+        TypeError, KeyError: it made no such thing.
+    """
+    return Rung(_number(data["prompt_tokens"]), _texts(data["reasons"]))
 
 
 def read_proof(data: Mapping[str, Any]) -> Proof:
-    """The proof that `dataclasses.asdict` made `data` of."""
-    boundaries = tuple(
-        Boundary(int(b["prompt_tokens"]), tuple(b["residues"]), tuple(b["kernels"]))
-        for b in data["boundaries"]
+    """The proof that `dataclasses.asdict` made `data` of.
+
+    Raises:
+        TypeError, KeyError: it made no such thing.
+    """
+    chunk = data["chunk_tokens"]
+    return Proof(
+        max_tokens=_number(data["max_tokens"]),
+        chunk_tokens=None if chunk is None else _number(chunk),
+        served=_number(data["served"]),
+        boundaries=tuple(
+            Boundary(
+                _number(boundary["prompt_tokens"]),
+                tuple(_number(residue, least=0) for residue in boundary["residues"]),
+                _texts(boundary["kernels"]),
+            )
+            for boundary in data["boundaries"]
+        ),
+        assumptions=_texts(data["assumptions"]),
     )
-    return Proof(**{**data, "boundaries": boundaries, "assumptions": tuple(data["assumptions"])})
+
+
+def _number(value: object, least: int = 1) -> int:
+    if type(value) is not int or not least <= value < 2**31:
+        raise TypeError(f"{value!r} is no number of tokens")
+    return value
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
+        raise TypeError(f"{value!r} is no list of texts")
+    return tuple(value)

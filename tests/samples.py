@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from jitwatch.events import Coverage, Event, Request, SourceState, Step, Variant
+from jitwatch.events import Coverage, Event, Request, Run, SourceState, Step, Variant
 from jitwatch.report import Report, build_report
 
 REPO = "/repo"
@@ -108,4 +108,7 @@ def report(
     steps = [step(64, 10), step(65, 20)] if steps is None else steps
     requests = [request(64, 10), request(65, 20)] if requests is None else requests
     meta = {"device": device, "repo": REPO, "environment": {"jitwatch": "0.1.0"}, **meta}
-    return build_report(meta, events, steps, requests, ready_ns, coverage, facts or {})
+    served = tuple(requests)
+    return build_report(
+        Run(meta, tuple(events), tuple(steps), served, ready_ns, coverage, facts or {})
+    )

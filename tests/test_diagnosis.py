@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from jitwatch.causes import CAUSES
-from jitwatch.diagnosis import diagnose
+from jitwatch.diagnosis import NEAREST_OF, diagnose
 from jitwatch.events import TUNED, DiffRow
 from tests.samples import READY_NS, driver_load, event, tuning, variant
 
@@ -46,6 +46,19 @@ def of_last(*events):
 
 def test_every_code_is_reached_here():
     assert list(REACHED) == list(CAUSES)
+
+
+def test_the_closest_is_looked_for_among_the_first_only():
+    many = [
+        event(n, "load", n - 200, variant=variant("i32", constants={"N": str(n)}))
+        for n in range(1, NEAREST_OF + 2)
+    ]
+    late = [
+        event(200 + n, "load", n, variant=variant("i32", constants={"N": str(n)}, x="*fp32"))
+        for n in (NEAREST_OF, NEAREST_OF + 1)
+    ]
+    rows = [[row.argument for row in of_last(*many, item).diff] for item in late]
+    assert rows == [["x"], ["N", "x"]]
 
 
 @pytest.mark.parametrize("code", REACHED)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from jitwatch.errors import RunFileError
 from jitwatch.events import SCHEMA
-from jitwatch.render.json import render_json, to_object
+from jitwatch.render.json import read_json, render_json, to_object
 from tests.samples import event, report
 from tests.test_terminal import failing, inconclusive
 
@@ -109,3 +112,10 @@ def test_a_row_is_a_line_and_an_empty_list_none():
     assert sum(line.startswith('  {"id": "len') for line in lines) == 2
     assert ' "stalls": [],' in lines
     assert json.loads(render_json([made, made])) == [plain, plain]
+
+
+def test_a_report_with_an_impossible_length_is_refused():
+    text = render_json([report([event(1, "load", -1)])])
+    assert read_json(text)[0].requests[0].request.prompt_tokens == 64
+    with pytest.raises(RunFileError, match="prompt_tokens is 0"):
+        read_json(text.replace('"prompt_tokens": 64', '"prompt_tokens": 0'))

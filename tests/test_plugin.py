@@ -14,6 +14,7 @@ from tests.test_cli import TARGETS
 ROOT = Path(__file__).parent.parent
 SIM = ("--jitwatch-device=sim:h200", "--jitwatch-keys-only")
 FAULTY = """
+import threading
 
 @triton.jit
 def scale_kernel(y, n, BLOCK: tl.constexpr):
@@ -30,6 +31,25 @@ class Faulty:
         with open("served.txt", "a") as file:
             file.write(f"{request.prompt_tokens} ")
         scale(request.prompt_tokens)
+
+class Behind(Faulty):
+    "Loads on a thread of its own, behind the last request."
+    def warmup(self):
+        super().warmup()
+        self.thread = None
+    def serve(self, request):
+        scale(64)
+        if request.prompt_tokens == 1:
+            self.thread = threading.Timer(0.3, scale, [65])
+            self.thread.start()
+    def close(self):
+        self.thread.join()
+
+class FailsInClose(Faulty):
+    def serve(self, request):
+        scale(64)
+    def close(self):
+        raise ValueError("not closed")
 """
 
 
@@ -112,11 +132,25 @@ def test_one_request_that_raises_is_an_error_of_its_item_alone(project):
     )
 
 
-def test_a_child_that_is_killed_leaves_the_served_items_judged(project):
+def test_where_the_child_is_killed_no_item_passes(project):
     result = swept(project, "Killed")
     assert result.ret == 1
-    result.assert_outcomes(passed=1, errors=2)
+    result.assert_outcomes(errors=3)
     result.stdout.fnmatch_lines(["ERROR sweep[[]len1] - the target's process was killed by *"])
+
+
+def test_what_loads_in_no_request_is_an_error_of_every_item(project):
+    result = swept(project, "Behind")
+    assert result.ret == 1
+    result.assert_outcomes(errors=3)
+    text = "late load of scale_kernel (targets.py:*), in no request: *"
+    result.stdout.fnmatch_lines([f"*{text}", "FAIL: 3 requests on sim:h200*"])
+
+
+def test_a_target_that_fails_in_its_close_passes_no_item(project):
+    result = swept(project, "FailsInClose")
+    result.assert_outcomes(errors=3)
+    result.stdout.fnmatch_lines(["ERROR sweep[[]len64] - * ValueError: not closed *"])
 
 
 def test_a_wrong_target_is_an_error_of_every_item_in_the_plugins_words(project):

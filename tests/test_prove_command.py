@@ -45,6 +45,10 @@ class Warm(Wide):
         fill(16)
         fill(64)
 
+class Every(Wide):
+    def serve(self, request):
+        fill_kernel[(1,)](y, 5, BLOCK=16, num_stages=request.prompt_tokens)
+
 class Raises(Wide):
     def serve(self, request):
         if request.prompt_tokens == 4:
@@ -106,6 +110,16 @@ def test_a_request_that_raises_ends_the_proof(prove):
     assert (status, report["proof"], report["verdict"]["outcome"]) == (2, None, "inconclusive")
     assert "the proof for 1..50 was not finished" in said
     assert "ValueError: not four" in said
+
+
+def test_a_variant_for_each_length_ends_the_proof(prove):
+    status, report, _ = prove("targets:Every", "--prove", "262144")
+    assert (status, report["proof"]) == (1, None)
+    assert report["counts"]["requests"] < 1000
+    assert report["verdict"]["reasons"][-1] == (
+        "the proof for 1..262,144 was not finished: 501 lengths launched 501 variants: mend what "
+        "makes one for each length, then prove"
+    )
 
 
 def test_a_proof_ends_at_the_longest_prompt(prove):

@@ -11,6 +11,7 @@ from jitwatch.report import Roots
 from tests.samples import (
     ARMED,
     DRIVER,
+    PID,
     READY_NS,
     TRITON,
     driver_load,
@@ -150,10 +151,90 @@ def test_simulated_third_party_loads_are_unknown_and_can_not_be_judged():
     assert made.verdict.outcome == "inconclusive"
 
 
-def test_probes_come_after_the_end_and_are_not_late():
-    facts = {"served_until_ns": READY_NS + 12_000_000}
-    made = report(WARM + LATE, facts=facts)
-    assert [stall.event.kind for stall in made.stalls] == ["compile"]
+def test_of_what_loads_after_the_last_request_only_the_repositorys_is_late():
+    facts = {"served_until_ns": READY_NS + 32_000_000}
+    after = [
+        event(6, "load", 33, 3, variant=variant("i32")),
+        driver_load(7, 34, 1),
+        driver_load(8, 37, 1, kernel="nvjet_tst_64x8"),
+    ]
+    made = report(WARM + after, facts=facts)
+    assert [(stall.event.seq, stall.requests) for stall in made.stalls] == [(7, ())]
+    assert made.verdict.reasons == ("1 late in-repo load",)
+
+
+@pytest.mark.parametrize("until_ms", [-1, 29])
+def test_an_end_before_the_last_request_is_a_doubt(until_ms):
+    made = report(WARM, facts={"served_until_ns": READY_NS + until_ms * 1_000_000})
+    assert made.verdict.reasons == (
+        "what it says of when the last request was served is before that",
+    )
+    ended = report(WARM, facts={"served_until_ns": READY_NS + 30_000_000})
+    assert ended.verdict.outcome == "pass"
+
+
+def test_how_the_process_ended_is_a_doubt_said_once():
+    failed = {"failed": {"stage": "close", "error": "ValueError: no"}}
+    assert report(WARM, facts=failed).doubts == ("the target failed (close): ValueError: no",)
+    told = report(WARM, facts={**failed, "unclosed": True}, doubts=["killed by signal 9"])
+    assert told.doubts == told.verdict.reasons == ("killed by signal 9",)
+    killed = report(WARM, facts={"unclosed": True})
+    assert killed.doubts == (
+        "the target's process was killed: what it had still to say is unknown",
+    )
+
+
+def test_a_request_left_open_is_a_doubt():
+    made = report(WARM, requests=[request(64, 10), request(65, 20, None)])
+    assert made.verdict.reasons == ("not answered: prompt_tokens 65",)
+
+
+def test_where_launches_are_counted_each_request_has_some():
+    both = [request(64, 10), request(65, 20, launches=0)]
+    simulated = {"device": "sim:h200", "coverage": SIMULATED, "requests": both}
+    assert report(WARM, **simulated).verdict.outcome == "pass"
+    made = report(WARM, **simulated, facts={"says_steps": True})
+    assert made.verdict.reasons == (
+        "1 request launched nothing, first len65: what the target does for them can't be judged",
+    )
+
+
+def test_what_was_launched_was_loaded():
+    used = [request(64, 10, pid=PID, used=(1, 2)), request(65, 20, pid=PID, used=(3,))]
+    simulated = {"device": "sim:h200", "coverage": SIMULATED, "facts": {"says_steps": True}}
+    made = report(WARM, **simulated, requests=used)
+    assert made.verdict.reasons == ("len65 launched what no record says was loaded",)
+    assert report(WARM, **simulated, requests=used[:1]).verdict.outcome == "pass"
+
+
+PROOF = {"max_tokens": 65, "chunk_tokens": None, "served": 2, "boundaries": [], "assumptions": []}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"served": 3}, "the proof for 1..65 is of 3 lengths, but 2 were answered, up to 65"),
+        ({"max_tokens": 64}, None),
+        ({"max_tokens": 70}, "the proof for 1..70 is of 2 lengths, but 2 were answered, up to 65"),
+    ],
+)
+def test_a_proof_is_of_the_requests_answered(changes, reason):
+    proved = {"device": "sim:h200", "coverage": SIMULATED, "prove": 65}
+    made = report(WARM, **proved, facts={"proof": {**PROOF, **changes}})
+    assert made.verdict.reasons == ((reason,) if reason else ())
+
+
+def test_a_proof_of_more_than_was_asked_for_is_a_doubt():
+    proved = {"device": "sim:h200", "coverage": SIMULATED, "prove": 60}
+    made = report(WARM, **proved, facts={"proof": PROOF})
+    assert made.verdict.reasons == ("the proof is for 1..65, asked for was 1..60",)
+
+
+def test_why_a_proof_was_not_finished():
+    proved = {"device": "sim:h200", "coverage": SIMULATED, "prove": 60}
+    assert report(WARM, **proved).doubts == ("the proof for 1..60 was not finished",)
+    stopped = report(WARM, **proved, facts={"unproved": "too many variants"})
+    assert stopped.doubts == ("the proof for 1..60 was not finished: too many variants",)
 
 
 def test_never_ready_is_no_pass():
@@ -227,7 +308,7 @@ def test_lengths_not_answered_and_never_begun_are_named():
 def test_how_the_child_ended_is_a_reason():
     made = report(WARM, doubts=["the target's process was killed by signal 9"])
     assert made.verdict.reasons == ("the target's process was killed by signal 9",)
-    assert made.doubts == ()
+    assert made.doubts == made.verdict.reasons
 
 
 def test_launches_are_those_of_the_requests_else_of_the_probes():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+import pytest
+
 from jitwatch.events import Boundary, Proof, Rung, VariantUse
 from jitwatch.evidence import without_steps
 from jitwatch.uses import ladder_of, read_proof, read_rung, uses_of
@@ -67,3 +69,31 @@ def test_a_request_without_a_step_is_doubted():
     [doubt] = without_steps([seen, unseen], steps)
     assert doubt.startswith(f"1 request without a step, first {unseen.id}: ")
     assert without_steps([replace(unseen, error="ValueError: no")], steps) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", True),
+        ("served", 2**31),
+        ("served", "9"),
+        ("chunk_tokens", 1.5),
+        ("assumptions", "all"),
+        ("assumptions", [None]),
+        ("boundaries", [{"prompt_tokens": 9, "residues": [-1], "kernels": []}]),
+        ("boundaries", [{"prompt_tokens": None, "residues": [], "kernels": []}]),
+        ("boundaries", [{"prompt_tokens": 9, "residues": [], "kernels": [9]}]),
+    ],
+)
+def test_a_damaged_proof_is_none(name, value):
+    good = asdict(Proof(9, None, 9, (Boundary(2, (0,), ("k",)),), ("alone",)))
+    assert read_proof(good) == Proof(9, None, 9, (Boundary(2, (0,), ("k",)),), ("alone",))
+    with pytest.raises(TypeError):
+        read_proof({**good, name: value})
+
+
+@pytest.mark.parametrize("changes", [{"prompt_tokens": "9"}, {"reasons": "long"}, {"reasons": [1]}])
+def test_a_damaged_rung_is_none(changes):
+    with pytest.raises(TypeError):
+        read_rung({"prompt_tokens": 9, "reasons": [], **changes})

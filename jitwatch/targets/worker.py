@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jitwatch.errors import JitwatchError, RunFileError, TargetError, UsageError
-from jitwatch.prove import Served, prove
+from jitwatch.prove import Served, Unprovable, prove
 from jitwatch.recorder import Recorder
 from jitwatch.targets import engine
 from jitwatch.targets.callable import Target, TargetRequest, load_target, target_of, where_raised
@@ -180,6 +180,9 @@ class Worker:
         try:
             proof = prove(serve, min(longest, max_tokens), self.device.kernel_of, told)
         except _Unproved:  # the request's error says why
+            return
+        except Unprovable as error:
+            self.recorder.fact("unproved", str(error))
             return
         if longest < max_tokens:
             refused = f"prompts above {longest:,} tokens are refused, as the target says"
