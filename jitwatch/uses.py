@@ -55,7 +55,7 @@ def read_rung(data: Mapping[str, Any]) -> Rung:
     Raises:
         TypeError, KeyError: it made no such thing.
     """
-    return Rung(_number(data["prompt_tokens"]), _texts(data["reasons"]))
+    return Rung(read_tokens(data["prompt_tokens"]), _texts(data["reasons"]))
 
 
 def read_proof(data: Mapping[str, Any]) -> Proof:
@@ -66,13 +66,13 @@ def read_proof(data: Mapping[str, Any]) -> Proof:
     """
     chunk = data["chunk_tokens"]
     return Proof(
-        max_tokens=_number(data["max_tokens"]),
-        chunk_tokens=None if chunk is None else _number(chunk),
-        served=_number(data["served"]),
+        max_tokens=read_tokens(data["max_tokens"]),
+        chunk_tokens=None if chunk is None else read_tokens(chunk),
+        served=read_tokens(data["served"]),
         boundaries=tuple(
             Boundary(
-                _number(boundary["prompt_tokens"]),
-                tuple(_number(residue, least=0) for residue in boundary["residues"]),
+                read_tokens(boundary["prompt_tokens"]),
+                tuple(read_tokens(residue, least=0) for residue in boundary["residues"]),
                 _texts(boundary["kernels"]),
             )
             for boundary in data["boundaries"]
@@ -81,7 +81,12 @@ def read_proof(data: Mapping[str, Any]) -> Proof:
     )
 
 
-def _number(value: object, least: int = 1) -> int:
+def read_tokens(value: object, least: int = 1) -> int:
+    """A number of tokens, `least` or more.
+
+    Raises:
+        TypeError: it is none.
+    """
     if type(value) is not int or not least <= value < 2**31:
         raise TypeError(f"{value!r} is no number of tokens")
     return value

@@ -117,5 +117,5 @@ def test_a_row_is_a_line_and_an_empty_list_none():
 def test_a_report_with_an_impossible_length_is_refused():
     text = render_json([report([event(1, "load", -1)])])
     assert read_json(text)[0].requests[0].request.prompt_tokens == 64
-    with pytest.raises(RunFileError, match="prompt_tokens is 0"):
+    with pytest.raises(RunFileError, match="0 is no number of tokens"):
         read_json(text.replace('"prompt_tokens": 64', '"prompt_tokens": 0'))

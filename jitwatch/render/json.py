@@ -25,9 +25,8 @@ from jitwatch.events import (
     VariantUse,
     Verdict,
 )
-from jitwatch.records import TOKENS, fits
 from jitwatch.report import Report, RequestRow
-from jitwatch.uses import read_proof, read_rung
+from jitwatch.uses import read_proof, read_rung, read_tokens
 from jitwatch.variants import read_variant
 
 
@@ -142,8 +141,7 @@ def _coverage(data: dict[str, Any]) -> Coverage:
 def _read_request(data: dict[str, Any]) -> RequestRow:
     # Which process, and its event numbers, are told by `uses`.
     names = (field.name for field in fields(Request) if field.name not in ("pid", "used"))
-    if not fits(data["prompt_tokens"], TOKENS):
-        raise TypeError(f"prompt_tokens is {data['prompt_tokens']!r}")
+    read_tokens(data["prompt_tokens"])
     return RequestRow(
         request=Request(**{name: data["times"].get(name, data.get(name)) for name in names}),
         phases=data["phases"],
