@@ -3,7 +3,8 @@
 `python benchmarks/compare_counts.py [--quick] [--only SECTION ...] [--out FILE]` runs
 load_script.py twice in fresh processes with fresh compiler caches, under the hook and under
 count_modules.py, and prints both counts. `--only` narrows a difference down. Exit status 1 where
-the counts differ or records were dropped, 2 where there is nothing to compare.
+the counts differ, records were dropped or torn, or nothing was loaded; 2 where one of the two gave
+no counts.
 """
 
 from __future__ import annotations

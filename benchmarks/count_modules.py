@@ -1,9 +1,10 @@
-"""Count the modules that a script loads, without jitwatch.
+"""Count the modules that a script loads, without jitwatch's hook.
 
 `python benchmarks/count_modules.py [--out FILE] [--quick] SCRIPT [ARGUMENT ...]`, where --quick is
 handed on to the script. An independent check of the driver hook: a CUPTI subscriber of its own in
-ctypes, MODULE_LOADED and nothing else. Shares no line with jitwatch, so that they can't be wrong
-in the same way. One subscriber per process: no profiler, no hook beside it.
+ctypes, MODULE_LOADED and nothing else. Shares no line of counting with jitwatch, so that they can't
+be wrong in the same way; only the result's commit is found by jitwatch (`output.py`). One
+subscriber per process: no profiler, no hook beside it.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 `python benchmarks/engine_speed.py [--freetoken] [--rounds N] [--profile] [--out FILE]`. Both run
 8 layers of Qwen3.6-35B-A3B in bfloat16 with made-up weights, each round in a process of its own, in
-turn; medians over all rounds. FreeToken must be importable (examples/freetoken). Launches are
-those of the engine, by kind of layer, counted by torch.profiler: a model with one layer more has
-that layer's launches more. --profile prints where the GPU's time goes. Needs a GPU.
+turn; medians over all rounds. FreeToken runs with --freetoken alone, and must be importable then
+(examples/freetoken). Launches are those of the engine, by kind of layer, counted by torch.profiler:
+a model with one layer more has that layer's launches more. --profile prints only where the GPU's
+time goes. Needs a GPU.
 """
 
 from __future__ import annotations

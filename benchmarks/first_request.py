@@ -4,7 +4,8 @@
 times on an empty Triton cache in turn with N times on a filled one, each a process of its own:
 seconds to ready, then a request of 11 tokens in and 2 out, then nine more with other tokens. Then
 once each without the warmup of prefill, which shows what warmup spares the first request. Each
-start counts the kernels that came into the cache before ready and with each request. Needs a GPU.
+start counts the kernels that came into the cache before ready, with the first request, and with
+the nine after it. Needs a GPU.
 """
 
 from __future__ import annotations

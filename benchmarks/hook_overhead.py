@@ -1,11 +1,12 @@
-"""What the armed hooks cost, the driver's and Triton's: a launch, a matmul, one module load.
+"""What the armed hooks cost, the driver's and Triton's together.
 
 `python benchmarks/hook_overhead.py [--quick] [--engine] [--only WORK ...] [--pairs N] [--out F]`.
-Times rounds without and with the hook in alternating pairs, whose order alternates too. In one
-process, by arming and disarming; where the driver refuses a second subscription (or with
---processes), in pairs of processes; `pairing` says which. --engine adds the engine's decode: 8
-layers of Qwen3.6-35B-A3B in bfloat16 with made-up weights, one request, from its first token to
-its last. Needs a GPU, torch and no profiler in the process.
+Times a Triton launch, a matmul, and the load and unload of a module. --engine adds the engine's
+decode: 8 layers of Qwen3.6-35B-A3B in bfloat16 with made-up weights, one request, from its first
+token to its last. --only times the works that it names and no other. A pair is a round without and
+a round with both hooks, and every other pair begins with the latter. One process arms and disarms
+them; where they can't be armed again (or with --processes), each round has a process of its own.
+`pairing` says which. Needs a GPU, torch, triton and no profiler in the process.
 """
 
 from __future__ import annotations
@@ -260,7 +261,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--launches", type=int)
     parser.add_argument("--loads", type=int)
     parser.add_argument("--decode-tokens", type=int)
-    parser.add_argument("--processes", action="store_true", help="pairs of processes at once")
+    parser.add_argument("--processes", action="store_true", help="a process for each round")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--child", choices=STATES, help=argparse.SUPPRESS)
     options = parser.parse_args()

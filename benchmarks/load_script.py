@@ -1,8 +1,8 @@
 """A deterministic program whose module loads two independent hooks must count alike.
 
 `python benchmarks/load_script.py [--quick] [--only SECTION ...] [--out FILE]`. Loads modules in
-every way we know: torch's lazy ones, cuBLAS per shape, SDPA, Triton variants, inductor and CUDA
-graph capture. Knows nothing of who counts. `--quick` leaves out SDPA and inductor, which are slow.
+six ways: torch's lazy ones, cuBLAS per shape, SDPA, Triton variants, inductor and CUDA graph
+capture. Knows nothing of who counts. `--quick` leaves out SDPA and inductor, which are slow.
 """
 
 from __future__ import annotations

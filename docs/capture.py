@@ -1,10 +1,10 @@
 """Puts committed results into the README and docs/story.md: `python docs/capture.py`.
 
-A block between `<!-- captured from FILE -->` and `<!-- end of capture -->` is what
-`jitwatch report FILE` prints of it; where the mark ends in `until WORD`, only what stands before
-the line that begins with WORD. FILE may be FOLDER/DEVICE, for that device's one result in the
-folder. `<!-- counts of NAME... -->` is a table of the results in these folders of sweeps/results,
-`<!-- first requests of NAME -->` one of benchmarks/first_request.py's result there.
+A block between `<!-- captured from FILE -->` and `<!-- end of capture -->` is the command of that
+result and what `jitwatch report FILE` prints of it; where the mark ends in `until WORD`, only what
+stands before the paragraph that begins with WORD. FILE may be FOLDER/DEVICE, for that device's one
+result in the folder. `<!-- counts of NAME... -->` is a table of the results in these folders of
+sweeps/results, `<!-- first requests of NAME -->` one of benchmarks/first_request.py's result there.
 `tests/test_readme.py` fails where they differ.
 """
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# One session on a GPU machine: each step's JSON goes to OUT, a table is printed last.
+# One session on a GPU machine: what a step measures goes to OUT as JSON, a table of the steps'
+# status is printed last. Tests, the doctor and the profile are only printed.
 #
 #   sweeps/gpu_session.sh OUT STEP...
 #
@@ -8,22 +9,26 @@
 #   engine-tests, engine-profile, engine-speed
 #   engine-greedy, engine-sampled, engine-40-layers
 #   story-FAULT: a function of examples/story/faults.py, such as story-constexpr-length
-#   engine-proof: the longest prompts too; for DEVICE=sim:h200, where it takes minutes
+#   engine-proof: every prompt up to the context's end; only for DEVICE=sim:BOARD
 #   first-request: what the first request after ready pays beside later ones, on a cold and on a
 #     warm Triton cache, STARTS (5) process starts of each; about 5 minutes
-#   engine-overhead: the engine's decode without and with the hook; about 1 minute
+#   engine-overhead: the engine's decode without and with the hooks; about 1 minute
 #
 # Given in the environment
 #   WHEELS           a folder with base/, ftdeps/, ft-0.1.2/ and ft-0.1.3/ of wheels to use without
 #                    a package registry
 #   JITWATCH_COMMIT  what a copy without history is a copy of; git is not asked then
-#   DEVICE           where sweeps run (cuda); sim:h200 simulates them, with KEYS_ONLY=1 nothing is
-#                    compiled
-#   SIMULATED        the JSON of a simulated dense run of the fla example, to compare with; the
-#                    engine's sweeps are compared with the simulated result of their name
-#   PAIRS            how many pairs overhead and engine-overhead (33) time
-#   QUICK=1          a first try of each step
+#   DEVICE           where sweeps run (cuda); sim:h200 simulates them
+#   KEYS_ONLY=1      simulated sweeps count keys and compile nothing but autotune candidates
+#   SIMULATED        the JSON of a simulated dense run of the fla example, to compare with; on cuda
+#                    the engine's and the story's sweeps are compared with the simulated result of
+#                    their name
+#   PAIRS            how many pairs overhead (11) and engine-overhead (33) time
+#   STARTS           how many starts of each kind first-request makes (5)
+#   QUICK=1          shortens fla, counts, overhead, engine-speed, first-request and
+#                    engine-overhead, to try them out; no other step
 #   TAIL             how many lines of each step's output are shown (40)
+#   PYTHON, JOBS     the interpreter (python3); how many processes test or record at once (8)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -47,7 +52,7 @@ unpack() { # unpack SITE FOLDER...: install wheels, without their dependencies, 
     PYTHONPATH="$site:$PYTHONPATH"
 }
 
-step() { # step NAME SECONDS COMMAND...: run one step on its own caches, note status and seconds
+step() { # step NAME SECONDS COMMAND...: run one on its own Triton cache, note status and seconds
     local name=$1 limit=$2 start=$SECONDS status
     shift 2
     echo "== $name"
@@ -76,9 +81,12 @@ freetoken() { # freetoken VERSION
     TABLE+=("$(cat "$WORK/table-$1" 2>/dev/null || echo "freetoken-$1 failed")")
 }
 
-# Lengths for 64 requests: every length at which something of the engine or of cuBLAS may change.
+# 64 lengths from 11 to 2,560: short prompts one by one, powers of two with their neighbours (the
+# engine's tiles begin at 257 and 2,049), the pull request's rungs 80 and 128, and some in between.
+# cuBLAS takes other kernels at 8k and 8k + 1: most of these only a dense sweep meets.
 SIXTY_FOUR=$(seq -s, 11 40),$(seq -s, 64 69),80,$(seq -s, 127 131),$(seq -s, 255 260),512,513,700
 SIXTY_FOUR=$SIXTY_FOUR,1000,$(seq -s, 1023 1026),1500,2000,$(seq -s, 2047 2050),2304,2560
+# Fewer of the like, for a model with all its layers.
 THIRTY_SIX=$(seq -s, 11 24),63,64,65,100,128,129,255,256,257,258,300,512,513,1000,1024,1025
 THIRTY_SIX=$THIRTY_SIX,1500,2000,2048,2049,2050,2560
 

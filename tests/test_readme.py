@@ -28,8 +28,45 @@ def test_make_targets_named_exist():
 
 
 def test_files_linked_exist():
-    for link in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / link).exists(), link
+    pages = ["README.md", "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    for page in [ROOT / page for page in (*pages, *(ROOT / "examples").glob("*/README.md"))]:
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_map_shown_is_of_a_committed_result():
+    [(result, image)] = re.findall(
+        r"^jitwatch report (\S+) --map (docs/\S+)$", README, re.MULTILINE
+    )
+    assert (ROOT / result).is_file()
+    assert f"]({image})" in README
+
+
+def test_sweeps_took_as_long_as_their_committed_results_say():
+    stated = re.findall(r"\((\d+) s in \[[^]]+\]\((\S+?)\)\)", README)
+    assert len(stated) == 5
+    for seconds, link in stated:
+        assert int(seconds) == round(only_run(link)["environment"]["wall_seconds"]), link
+
+
+def test_waits_are_those_of_their_committed_result():
+    number = r"([\d.]+)"
+    pattern = f"a compile \\({number} to {number} s\\) .* a launcher \\({number} to {number} s; "
+    [(*stated, link)] = re.findall(pattern + r"both on \[an H200\]\((\S+?)\)\)", README)
+    took: dict[str, list[float]] = {"compile": [], "launcher_build": []}
+    for event in only_run(link)["events"]:
+        if event["kind"] in took:
+            took[event["kind"]].append((event["end_ns"] - event["start_ns"]) / 1e9)
+    ends = [round(end(seconds), 1) for seconds in took.values() for end in (min, max)]
+    assert [float(n) for n in stated] == ends
+
+
+def only_run(link):
+    """The one run of a committed sweep, as JSON."""
+    found = json.loads((ROOT / link).read_text())
+    if isinstance(found, list):
+        [found] = found
+    return found
 
 
 def test_the_engines_figures_are_those_of_their_committed_result():

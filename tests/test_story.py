@@ -41,8 +41,22 @@ def sweep(target, folder, *options, **environment):
     return done.returncode, done.stdout, json.loads(out.read_text())
 
 
+def engine_files():
+    """A digest of each source file that a fault could have changed."""
+    return {
+        path: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted((ROOT / "engine").rglob("*.py"))
+    }
+
+
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory):
+def files_before():
+    """The engine's files as they were before any sweep of `swept`."""
+    return engine_files()
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory, files_before):
     """`sweep` of each fault, made once and when first asked for."""
     made = {}
 
@@ -157,17 +171,11 @@ def test_each_fault_is_one_line(monkeypatch):
     assert [name for name, *_ in changes(monkeypatch)] == list(NAMES)
 
 
-def test_no_file_is_changed(swept):
-    def written():
-        return {
-            path: hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted((ROOT / "engine").rglob("*.py"))
-        }
-
-    before = written()
+def test_no_file_is_changed(swept, files_before):
+    assert files_before
     for name in NAMES:
         swept(name)
-    assert written() == before
+    assert engine_files() == files_before
 
 
 def test_the_readme_shows_each_line_and_what_is_said_of_it(monkeypatch, swept):

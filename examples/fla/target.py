@@ -1,4 +1,4 @@
-"""A forward of flash-linear-attention's kernels, as an engine with linear attention calls them.
+"""Two operations of flash-linear-attention's, called as an engine with linear attention calls them.
 
 Owns the tensors and the two calls. Knows nothing of jitwatch: plain CUDA code, served by length.
 """
@@ -27,7 +27,10 @@ class Request(Protocol):
 
 
 class Target:
-    """The linear-attention layer of Qwen3.6-35B-A3B (one request, bf16), less its projections."""
+    """The gated delta rule and an l2norm of its values: one request, bf16.
+
+    Heads and their width are those of Qwen3.6-35B-A3B's linear-attention layers.
+    """
 
     def __init__(self) -> None:
         def normal(num_heads: int) -> torch.Tensor:
@@ -54,7 +57,7 @@ class Target:
 
     @torch.no_grad()
     def forward(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the layer's output and the normalized values.
+        """Return the delta rule's output and the normalized values.
 
         Both are `[1, num_tokens, NUM_VALUE_HEADS, HEAD_DIM]`, bf16.
 

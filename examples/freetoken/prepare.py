@@ -1,6 +1,6 @@
 """Builds the seven CUDA kernels that FreeToken would otherwise compile one by one at boot.
 
-`python -m examples.freetoken.prepare FOLDER` prints the line to export. Needs nvcc and ninja.
+`python -m examples.freetoken.prepare FOLDER` prints the lines to export. Needs nvcc and ninja.
 """
 
 from __future__ import annotations

@@ -117,7 +117,8 @@ def test_linear_without_gradients(ways):
     weight.requires_grad_(False)
     assert ways.both(lambda: linear(x, weight))[1]
     assert ways.both(lambda: linear(fresh, weight))[1]
-    assert ways.both(lambda: torch.nn.Linear(16, 3, device="cuda").requires_grad_(False)(x.float()))
+    layer = torch.nn.Linear(16, 3, device="cuda").requires_grad_(False)
+    assert ways.both(lambda: layer(x.float()))[1]
 
 
 def test_linear_with_a_gradient_goes_the_long_way(ways):
@@ -268,8 +269,6 @@ LONG_EMPTY = {
     "channels last": lambda: torch.empty(
         (1, 2, 3, 3), device="cuda", memory_format=torch.channels_last
     ),
-    "another device": lambda: torch.empty(3, device="cuda:1"),
-    "no device": lambda: torch.empty(3, device="nowhere"),
     "a negative size": lambda: torch.empty((-1,), device="cuda"),
     "an overflow": lambda: torch.empty((1 << 62, 8), device="cuda"),
     "out of known values": lambda: torch.empty(
@@ -286,7 +285,22 @@ def test_empty(ways, call):
 
 @pytest.mark.parametrize("call", LONG_EMPTY.values(), ids=LONG_EMPTY.keys())
 def test_any_other_empty_goes_the_long_way(ways, call):
-    ways.both(call)
+    assert not ways.both(call)[1]
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cuda:1", "CUDA error: invalid device ordinal (simulated device)"),
+        ("nowhere", "Expected one of cpu, cuda"),
+    ],
+)
+def test_empty_on_a_device_that_is_not_there(ways, device, message):
+    """The device is looked at before the way is chosen: the error is that of the long way."""
+    outcome, _ = ways.both(lambda: torch.empty(3, device=device))
+    assert issubclass(outcome[0], RuntimeError)
+    assert outcome[1].startswith(message)
+    assert outcome[2] == 0
 
 
 def test_pinned_memory_stays_pinned():
@@ -297,7 +311,7 @@ def test_pinned_memory_stays_pinned():
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("shape", [(2, 3), (1, 5), (5, 1), (0, 3), (), (2, 3, 4)])
 def test_empty_like(ways, dtype, shape):
-    assert ways.both(lambda: torch.empty_like(floats(4)))[0]
+    assert ways.both(lambda: torch.empty_like(floats(4)))[1]
     source = floats(*shape, dtype=dtype)
     outcome, taken = ways.both(lambda: torch.empty_like(source))
     assert taken
@@ -307,7 +321,7 @@ def test_empty_like(ways, dtype, shape):
 def test_empty_like_keeps_the_strides_of_single_rows(ways):
     source = floats(4, 6)[:1]
     assert ways.both(lambda: torch.empty_like(source))[1]
-    assert ways.both(lambda: torch.empty_like(floats(4, 1, 6).transpose(0, 1)))
+    assert ways.both(lambda: torch.empty_like(floats(4, 1, 6).transpose(0, 1)))[1]
 
 
 @pytest.mark.parametrize(
