@@ -323,7 +323,7 @@ def _map(reports: Sequence[Report], name: str) -> None:
     for report in reports:
         device = report.device.replace(":", "-")
         named = path if len(reports) == 1 else path.with_stem(f"{path.stem}-{device}")
-        if path.suffix == ".txt":
+        if path.suffix.lower() == ".txt":
             _write("--map", str(named), render_map(report))
         else:
             write_figure(report, named)

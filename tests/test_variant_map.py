@@ -14,7 +14,15 @@ from jitwatch.errors import UsageError
 from jitwatch.events import Rung, VariantUse, Verdict
 from jitwatch.render.json import render_json
 from jitwatch.render.map_figure import write_figure
-from jitwatch.render.variant_map import NO_BARS, labels_of, lay_out, place, render_map, ticks
+from jitwatch.render.variant_map import (
+    NO_BARS,
+    NO_USES,
+    labels_of,
+    lay_out,
+    place,
+    render_map,
+    ticks,
+)
 from tests.samples import event, report, request, step, variant
 
 LENGTHS = (16, 64, 256, 1024)
@@ -79,6 +87,33 @@ def test_kernels_with_one_variant_are_named_together():
     assert (drawn.lanes, drawn.constant) == ((), ("a", "b"))
 
 
+def test_a_kernel_with_one_variant_at_some_lengths_says_at_which():
+    whole, part = use(((16, 1024),), kernel="b"), use(((64, 256),), kernel="a")
+    assert lay_out(mapped(whole, part)).notes == ("of these, launched at 64..256 only: a",)
+    apart = use(((16, 16), (256, 1024)), kernel="a")
+    assert lay_out(mapped(apart)).notes == ("of these, launched at 16..1,024 in 2 spans only: a",)
+    assert lay_out(mapped(whole)).notes == ()
+
+
+def test_a_variant_that_was_loaded_again_is_one():
+    again = [use((span,), kernel="a") for span in ((256, 1024), (16, 64))]
+    other = use(((64, 64),), kernel="a", constants={"BLOCK": "16"})
+    drawn = lay_out(mapped(*again))
+    assert (drawn.lanes, drawn.constant, drawn.notes) == ((), ("a",), ())
+    first, _ = lay_out(mapped(*again, other)).lanes
+    assert [(bar.first, bar.last, bar.label) for bar in first.bars] == [(16, 1024, "BLOCK 256")]
+
+
+def test_a_run_that_served_nothing_has_no_map():
+    with pytest.raises(UsageError) as caught:
+        lay_out(report(steps=[], requests=[], device="sim:h200"))
+    assert str(caught.value) == (
+        "the run on sim:h200 has no variant map\n"
+        "  why: no request was served, so there is no length to draw\n"
+        "  fix: `jitwatch report RUN` says what went wrong; mend that and sweep again"
+    )
+
+
 def test_other_peoples_kernels_are_left_out():
     drawn = lay_out(mapped(use(((16, 1024),), origin="fla")))
     assert (drawn.lanes, drawn.constant) == ((), ())
@@ -105,6 +140,13 @@ def test_a_gpu_says_no_more_than_where_loads_were_late():
     assert drawn.notes == (NO_BARS,)
 
 
+def test_a_gpu_says_what_was_warm():
+    warm = (variant("i32 == 1"), variant("i32"), variant(kernel="a_kernel"))
+    drawn = lay_out(replace(mapped(device="cuda"), warm_variants=warm))
+    told = "warm at ready: 3 variants of 2 kernels; more than one: scale_kernel 2"
+    assert drawn.notes == (NO_BARS, told)
+
+
 def test_a_label_names_what_tells_a_variant_from_the_others():
     made = [
         variant("i32", constants={"BLOCK": "16", "TYPE": "a"}),
@@ -119,6 +161,7 @@ def test_the_axis_is_logarithmic():
     assert place(7, 7, 7) == 0
     assert ticks(11, 2560) == [11, 16, 32, 64, 128, 256, 512, 1024, 2560]
     assert ticks(7, 7) == [7]
+    assert ticks(1, 262_143)[-3:] == [32_768, 65_536, 262_143]
 
 
 def test_the_map_as_text():
@@ -176,6 +219,12 @@ def test_a_figure_grows_with_its_lanes_and_is_the_same_each_time(tmp_path):
     assert png_size(tmp_path / "taller.png")[1] > height
 
 
+def boxes_of(axes):
+    """Left, width, top and height of each bar."""
+    found = (path.get_extents() for drawn in axes.collections for path in drawn.get_paths())
+    return [(box.x0, box.width, pytest.approx(box.y0), pytest.approx(box.height)) for box in found]
+
+
 def test_what_is_drawn(tmp_path):
     figure_module = pytest.importorskip("matplotlib.figure")
     from jitwatch.render.map_figure import draw
@@ -183,14 +232,77 @@ def test_what_is_drawn(tmp_path):
     figure = figure_module.Figure()
     draw(figure, lay_out(mapped(*tiles(), late=(256,), rungs=(1, 64))))
     [axes] = figure.axes
-    bars = [(p.get_x(), p.get_width(), p.get_y() + p.get_height() / 2) for p in axes.patches]
-    assert bars == [(15.5, 1009, 0), (255.5, 769, 1)]
+    assert boxes_of(axes) == [(15.5, 1009, -0.35, 0.7), (255.5, 769, 0.65, 0.7)]
     [marks] = [line for line in axes.lines if line.get_marker() == "v"]
     assert list(marks.get_xdata()) == [256]
     assert [line.get_xdata()[0] for line in axes.lines if line is not marks] == [16, 64]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["tile_kernel", ""]
     texts = {text.get_text() for text in axes.texts}
     assert {"BLOCK 16", "BLOCK 64", "1", "64"} <= texts
+
+
+def drawn_axes(made):
+    figure_module = pytest.importorskip("matplotlib.figure")
+    from jitwatch.render.map_figure import draw
+
+    figure = figure_module.Figure()
+    draw(figure, lay_out(made))
+    return figure.axes[0]
+
+
+def test_a_late_mark_is_on_the_variant_that_begins_there():
+    axes = drawn_axes(mapped(*tiles(), late=(64, 256)))
+    [marks] = [line for line in axes.lines if line.get_marker() == "v"]
+    # At 256 the second lane's bar begins; at 64 none does, so the kernel's last lane has it.
+    assert list(zip(*marks.get_data(), strict=True)) == [(64, 0.65), (256, 0.65)]
+    narrow, wide = tiles()
+    axes = drawn_axes(mapped(narrow, wide, late=(16,)))
+    [marks] = [line for line in axes.lines if line.get_marker() == "v"]
+    assert list(marks.get_ydata()) == [-0.35]
+
+
+def test_thousands_of_variants_and_late_loads_are_bands():
+    lengths = (*range(16, 100), 200)
+    many = [use(((n, n),), constants={"BLOCK": str(n)}, kernel="tile_kernel") for n in lengths]
+    axes = drawn_axes(mapped(*many, late=lengths[1:], lengths=lengths))
+    bars = [(15.5, 84, -0.35, 0.7), (199.5, 1, -0.35, 0.7)]
+    late = [(16.5, 83, -0.49, 0.14), (199.5, 1, -0.49, 0.14)]
+    assert boxes_of(axes) == bars + late
+    assert [line for line in axes.lines if line.get_marker() == "v"] == []
+    assert [text.get_text() for text in axes.texts] == ["85 variants: BLOCK 16, …"]
+
+
+def test_a_label_never_stands_on_the_kernels_name():
+    axes = drawn_axes(mapped(use(((16, 16), (256, 256))), use(((64, 64), (1024, 1024)), x="*fp16")))
+    first, second = axes.texts
+    assert (first.get_ha(), second.get_ha()) == ("left", "left")
+
+
+def test_a_rung_above_the_longest_length_is_a_note():
+    layout = lay_out(mapped(*tiles(), rungs=(64, 4096)))
+    assert (layout.rungs, layout.longest) == ((64,), 1024)
+    assert layout.notes[0] == "warmup's rungs above 1,024: 4,096"
+    assert lay_out(mapped(*tiles(), rungs=(64, 1024))).rungs == (64, 1024)
+
+
+def test_why_there_are_no_bars():
+    assert lay_out(mapped()).notes == (NO_USES,)
+    assert lay_out(replace(mapped(), device="cuda")).notes == (NO_BARS,)
+
+
+def test_a_dollar_in_a_name_is_a_dollar(tmp_path):
+    pytest.importorskip("matplotlib")
+    odd = [use(((16, 1024),), kernel="$\\foo{$", constants={"BLOCK": b}) for b in ("1", "2")]
+    write_figure(mapped(*odd), tmp_path / "odd.svg")
+    assert (tmp_path / "odd.svg").stat().st_size > 1000
+
+
+def test_a_matplotlibrc_changes_nothing(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    write_figure(mapped(*tiles()), tmp_path / "one.png")
+    with matplotlib.rc_context({"axes.facecolor": "black", "lines.linewidth": 9}):
+        write_figure(mapped(*tiles()), tmp_path / "two.png")
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
 
 
 @pytest.fixture
@@ -203,7 +315,8 @@ def run(tmp_path):
 
 def test_report_writes_the_figure_its_name_asks_for(run, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    for name, start in (("m.png", b"\x89PNG"), ("m.svg", b"<?xml"), ("m.pdf", b"%PDF")):
+    kinds = (("m.png", b"\x89PNG"), ("m.svg", b"<?xml"), ("m.pdf", b"%PDF"), ("m.TXT", b"PASS"))
+    for name, start in kinds:
         assert main(["report", str(run), "--map", str(tmp_path / name)]) == 0
         assert (tmp_path / name).read_bytes().startswith(start)
         assert capsys.readouterr() == ("", f"variant map: {tmp_path / name}\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from jitwatch.render.variant_map import (
 from jitwatch.report import Report
 from jitwatch.verdict import plural
 
-#: Endings of files that can be written, with what would carry the date.
+#: Endings of files that can be written, with the metadata left out: dates and versions.
 ENDINGS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 #: Bars of a kernel's variants, in turn; marks; what recedes.
 BARS = ("#2f5f98", "#6f9fd0", "#1b3657", "#a3c1e0")
@@ -27,6 +29,8 @@ LATE, RUNG, TEXT, RULE = "#c8321e", "#6b7280", "#1f2937", "#e5e7eb"
 WIDTH_INCHES, LANE_INCHES, MARGIN_INCHES = 10.0, 0.33, 1.75
 #: A bar this share of the axis wide has its label inside; a narrower one beside it.
 LABEL_SHARE = 0.35
+#: More late lengths than these are a band, not marks.
+MOST_MARKS = 40
 
 
 def write_figure(report: Report, path: Path) -> None:
@@ -52,8 +56,11 @@ def write_figure(report: Report, path: Path) -> None:
             "pip install 'jitwatch[map]', or take the text: --map -",
         ) from error
     drawn = lay_out(report)
+    # Else a user's matplotlibrc would be in it, and a `$` in a name begin a formula.
+    style = {**matplotlib.rcParamsDefault, "svg.hashsalt": "jitwatch", "text.parse_math": False}
+    del style["backend"]
     height = MARGIN_INCHES + LANE_INCHES * max(len(drawn.lanes), 2)
-    with matplotlib.rc_context({"svg.hashsalt": "jitwatch", "font.family": "DejaVu Sans"}):
+    with matplotlib.rc_context(style):
         figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
         draw(figure, drawn)
         try:
@@ -78,20 +85,53 @@ def draw(figure: Any, drawn: VariantMap) -> None:
 
 
 def _draw_lane(axes: Any, lane: Lane, number: int, drawn: VariantMap) -> None:
-    for bar in lane.bars:
-        # At a length alone a bar has a width too.
-        left, right = bar.first - 0.5, bar.last + 0.5
-        color = BARS[bar.variant % len(BARS)]
-        axes.barh(number, right - left, left=left, height=0.7, color=color, zorder=2)
+    crowd = len(lane.labels) > MOST_LABELS
+    bars = [(bar.first, bar.last, bar.variant) for bar in lane.bars]
+    if crowd:
+        # One color: of thousands, only what pixels make of them would show.
+        bars = [(*run, 1) for run in runs([n for a, b, _ in bars for n in range(a, b + 1)])]
+    spans = [(first, last) for first, last, _ in bars]
+    colors = [BARS[variant % len(BARS)] for *_, variant in bars]
+    _draw_spans(axes, spans, (number - 0.35, 0.7), colors, zorder=2)
+    if crowd:
+        text = f"{plural(len(lane.labels), 'variant')}: {lane.labels[0]}, …"
+        _draw_label(axes, replace(lane.bars[0], label=text), number, drawn)
     labelled: set[str] = set()
-    for bar in lane.bars if len(lane.labels) <= MOST_LABELS else ():
+    for bar in lane.bars if not crowd else ():
         if bar.label and bar.label not in labelled:
             labelled.add(bar.label)
             _draw_label(axes, bar, number, drawn)
-    if lane.late:
+    _draw_late(axes, lane, number, drawn)
+
+
+def _draw_spans(
+    axes: Any,
+    spans: Sequence[tuple[int, int]],
+    place: tuple[float, float],
+    colors: Sequence[str],
+    *,
+    zorder: int,
+) -> None:
+    """Bars from first to last length, both included, at `place`: their top and height."""
+    axes.broken_barh(
+        [(first - 0.5, last - first + 1) for first, last in spans],  # a lone length has a width too
+        place,
+        facecolors=colors,
+        zorder=zorder,
+        snap=False,  # else bars and gaps narrower than a pixel come and go by chance
+        lw=0,
+    )
+
+
+def _draw_late(axes: Any, lane: Lane, number: int, drawn: VariantMap) -> None:
+    """A mark on the bar that begins at the length; a band where they are too many for marks."""
+    if len(lane.late) > MOST_MARKS:
+        _draw_spans(axes, runs(lane.late), (number - 0.49, 0.14), [LATE], zorder=4)
+    elif lane.late:
+        places = [_lane_of(length, number, drawn) - 0.35 for length in lane.late]
         axes.plot(
             lane.late,
-            [number - 0.35] * len(lane.late),
+            places,
             linestyle="none",
             marker="v",
             color=LATE,
@@ -103,11 +143,33 @@ def _draw_lane(axes: Any, lane: Lane, number: int, drawn: VariantMap) -> None:
         )
 
 
+def _lane_of(length: int, last: int, drawn: VariantMap) -> int:
+    """The kernel's lane with a bar that begins at `length`; `last`, its last one, without any."""
+    first = last
+    while not drawn.lanes[first].name:
+        first -= 1
+    found = (n for n in range(first, last + 1) for b in drawn.lanes[n].bars if b.first == length)
+    return next(found, last)
+
+
+def runs(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of each run of consecutive lengths."""
+    found: list[tuple[int, int]] = []
+    for length in sorted(lengths):
+        if found and found[-1][1] == length - 1:
+            found[-1] = (found[-1][0], length)
+        else:
+            found.append((length, length))
+    return found
+
+
 def _draw_label(axes: Any, bar: Bar, number: int, drawn: VariantMap) -> None:
     begin, end = (place(n, drawn.shortest, drawn.longest) for n in (bar.first, bar.last))
-    inside = end - begin >= LABEL_SHARE
-    # Every other color is a dark one.
-    dark = bar.variant % 2 == 0
+    # Left of the first column the kernels' names stand.
+    inside = end - begin >= LABEL_SHARE or begin < LABEL_SHARE
+    # Every other color is a dark one. On a bar too short for it a label has a ground of its own.
+    covered = end - begin >= LABEL_SHARE or not inside
+    dark = bar.variant % 2 == 0 and covered
     axes.annotate(
         bar.label,
         (bar.first, number),
@@ -117,7 +179,8 @@ def _draw_label(axes: Any, bar: Bar, number: int, drawn: VariantMap) -> None:
         va="center",
         fontsize=8,
         color="white" if inside and dark else TEXT,
-        zorder=3,
+        zorder=5,
+        bbox=None if covered else {"facecolor": "white", "edgecolor": "none", "pad": 1.5},
     )
 
 
@@ -184,11 +247,7 @@ def _draw_legend(axes: Any, drawn: VariantMap) -> None:
 
 
 def _below(drawn: VariantMap) -> list[str]:
-    lines = [
-        f"{lane.name}: {plural(len(lane.labels), 'variant')}"
-        for lane in drawn.lanes
-        if len(lane.labels) > MOST_LABELS
-    ]
+    lines = []
     if drawn.constant:
         count = plural(len(drawn.constant), "kernel")
         lines.append(f"{count} with one variant each: {', '.join(drawn.constant)}")

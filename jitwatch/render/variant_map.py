@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from jitwatch.attribution import IN_REPO
+from jitwatch.errors import UsageError
 from jitwatch.events import Variant, VariantUse
 from jitwatch.report import Report
 from jitwatch.verdict import plural
@@ -23,7 +26,10 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MARKED = ("load", "autotune")
 #: Fields of a variant that its label names, and variants of a kernel that have lanes or labels.
 LABEL_FIELDS, MOST_LANES, MOST_LABELS = 3, 6, 8
+#: How much of the axis a named length needs to itself.
+TICK_ROOM = 0.045
 NO_BARS = "nothing on a GPU says which variants a request launched: bars need a run on sim:BOARD"
+NO_USES = "no answered request launched a kernel, so there are no bars"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +72,20 @@ class VariantMap:
 
 
 def lay_out(report: Report) -> VariantMap:
-    """The map of one run."""
-    lengths = sorted(row.request.prompt_tokens for row in report.requests) or [1]
+    """The map of one run.
+
+    Raises:
+        UsageError: no request was served, so that there is no axis.
+    """
+    lengths = sorted(row.request.prompt_tokens for row in report.requests)
+    if not lengths:
+        raise UsageError(
+            f"the run on {report.device} has no variant map",
+            "no request was served, so there is no length to draw",
+            "`jitwatch report RUN` says what went wrong; mend that and sweep again",
+        )
     late = late_lengths(report)
-    uses: dict[str, list[VariantUse]] = {}
-    for use in report.uses:
-        if use.origin == IN_REPO:
-            uses.setdefault(use.variant.kernel, []).append(use)
+    uses = uses_by_kernel(report, lengths)
     constant = [kernel for kernel, found in uses.items() if len(found) == 1 and kernel not in late]
     lanes = [
         lane
@@ -86,8 +99,8 @@ def lay_out(report: Report) -> VariantMap:
         longest=lengths[-1],
         lanes=tuple(lanes),
         constant=tuple(sorted(constant)),
-        rungs=tuple(rung.prompt_tokens for rung in report.ladder),
-        notes=tuple(notes_of(report)),
+        rungs=tuple(r.prompt_tokens for r in report.ladder if r.prompt_tokens <= lengths[-1]),
+        notes=tuple(notes_of(report, {kernel: uses[kernel][0] for kernel in constant}, lengths)),
     )
 
 
@@ -110,15 +123,62 @@ def late_lengths(report: Report) -> dict[str, tuple[int, ...]]:
     return {kernel: tuple(sorted(paid)) for kernel, paid in found.items() if paid}
 
 
-def notes_of(report: Report) -> list[str]:
-    """What the map can't show."""
+def uses_by_kernel(report: Report, lengths: Sequence[int]) -> dict[str, list[VariantUse]]:
+    """The variants in the repository, each once: one may be loaded again, tuned or redefined."""
+    spans: dict[Variant, list[tuple[int, int]]] = {}
+    for use in report.uses:
+        if use.origin == IN_REPO:
+            spans.setdefault(use.variant, []).extend(use.spans)
+    uses: dict[str, list[VariantUse]] = {}
+    for variant, found in spans.items():
+        use = VariantUse(variant, IN_REPO, merged(found, lengths))
+        uses.setdefault(variant.kernel, []).append(use)
+    return uses
+
+
+def merged(spans: Iterable[tuple[int, int]], lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """`spans` in order; two are one where none of `lengths`, ascending, lies between them."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if found and bisect_left(lengths, first) <= bisect_right(lengths, found[-1][1]):
+            found[-1] = (found[-1][0], max(last, found[-1][1]))
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+def notes_of(
+    report: Report, constant: Mapping[str, VariantUse], lengths: Sequence[int]
+) -> list[str]:
+    """What the map can't show; `constant` are the kernels with one variant, and their use."""
+    above = [f"{r.prompt_tokens:,}" for r in report.ladder if r.prompt_tokens > lengths[-1]]
+    notes = [f"warmup's rungs above {lengths[-1]:,}: {', '.join(above)}"] if above else []
     if not report.uses:
-        return [NO_BARS]
+        why = NO_USES if report.device.startswith("sim:") else NO_BARS
+        return [*notes, why, *_warm(report)]
+    partial: dict[tuple[tuple[int, int], ...], list[str]] = {}
+    for kernel, use in sorted(constant.items()):
+        if use.spans != ((lengths[0], lengths[-1]),):
+            partial.setdefault(use.spans, []).append(kernel)
+    for spans, kernels in partial.items():
+        where = f"{spans[0][0]:,}..{spans[-1][1]:,}"
+        where += f" in {len(spans):,} spans" if len(spans) > 1 else ""
+        notes.append(f"of these, launched at {where} only: {', '.join(kernels)}")
     used = {use.variant for use in report.uses}
     unused = sum(variant not in used for variant in report.warm_variants)
-    if not unused:
+    if unused:
+        notes.append(f"{plural(unused, 'variant')} of warmup's no served length launched")
+    return notes
+
+
+def _warm(report: Report) -> list[str]:
+    """What warmup loaded, where that is all that is known of it."""
+    kernels = Counter(variant.kernel for variant in report.warm_variants)
+    if not kernels:
         return []
-    return [f"{plural(unused, 'variant')} of warmup's no served length launched"]
+    several = ", ".join(f"{name} {n}" for name, n in sorted(kernels.items()) if n > 1)
+    loaded = f"{plural(kernels.total(), 'variant')} of {plural(len(kernels), 'kernel')}"
+    return [f"warm at ready: {loaded}" + (f"; more than one: {several}" if several else "")]
 
 
 def lanes_of(kernel: str, uses: Sequence[VariantUse], late: tuple[int, ...]) -> list[Lane]:
@@ -162,14 +222,14 @@ def place(length: int, shortest: int, longest: int) -> float:
 def ticks(shortest: int, longest: int) -> list[int]:
     """Powers of two for the axis, and its ends where no power is near."""
     powers = [2**k for k in range(32) if shortest <= 2**k <= longest]
-    near = [n for n in powers if n > shortest * 1.3 and n * 1.3 < longest]
+    near = [n for n in powers if TICK_ROOM < place(n, shortest, longest) < 1 - 1.3 * TICK_ROOM]
     return [shortest, *near, longest] if longest > shortest else [shortest]
 
 
 def render_map(report: Report) -> str:
     """The map as text, each line within 80 columns; ends with a newline.
 
-    A letter is a variant, `*` several in one column, `!` a late load or autotune, `|` a rung.
+    A letter is a variant, `*` any of too many, `!` a late load or autotune, `|` a rung.
     """
     drawn = lay_out(report)
     lines = [
