@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from jitwatch.sweep import commit_of, without_outputs
+from jitwatch.provenance import commit_of, without_outputs
 
 
 def publish(result: dict[str, Any], out: Path | None) -> None:

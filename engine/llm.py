@@ -23,6 +23,7 @@ from engine.models.registry import read_model
 from engine.observe import Observer, Unobserved
 from engine.options import (
     check_flags,
+    check_observer,
     check_sizes,
     choose_context,
     choose_device,
@@ -87,6 +88,7 @@ class LLM:
             cuda_graphs=cuda_graphs,
             skip_prefill_warmup=skip_prefill_warmup,
         )
+        check_observer(observer)
         warmup_tokens = 0 if skip_prefill_warmup else warmup_limit()
         # NumPy's integers overflow where Python's don't.
         kv_tokens, page_size, seed = int(kv_tokens), int(page_size), int(seed)
@@ -215,6 +217,15 @@ class LLM:
                 f"{self.pool.num_pages}. Raise kv_tokens or "
                 + ("lower max_tokens" if fits_alone else "shorten the prompt")
             )
+
+    def longest_prompt(self, max_tokens: int) -> int:
+        """The most tokens of a prompt that `max_tokens` can be generated for, 0 or less for none.
+
+        A context ends an output early, a cache that is smaller refuses the request.
+        """
+        if self.longest == self.max_model_len:
+            return self.longest - 1
+        return self.longest - max_tokens
 
     def room(self, prompt_tokens: int, params: SamplingParams) -> int:
         """Tokens that a request can come to hold in the cache."""

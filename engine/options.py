@@ -50,6 +50,16 @@ def check_flags(**flags: bool) -> None:
             raise ConfigError(f"{name}={flag!r}: must be True or False")
 
 
+def check_observer(observer: object) -> None:
+    """Raise a ConfigError for an observer that can't be told everything; None is nobody."""
+    missing = [n for n in ("step", "first_token") if not callable(getattr(observer, n, None))]
+    if observer is not None and missing:
+        raise ConfigError(
+            f"observer={observer!r}: has no {' and no '.join(missing)}; engine.observe.Observer "
+            "says what one needs"
+        )
+
+
 def choose_device(device: str | torch.device) -> str:
     """The device to run on.
 

@@ -99,7 +99,7 @@ def ids_for_each(request_ids: Sequence_[str] | None, first: int, count: int) -> 
     """One for each of `count` prompts; numbers from `first` on where none are given.
 
     Raises:
-        RequestError: if they are no strings, or another number of them.
+        RequestError: if they are no strings, one of them twice, or another number of them.
     """
     if request_ids is None:
         return [str(first + index) for index in range(count)]
@@ -108,6 +108,9 @@ def ids_for_each(request_ids: Sequence_[str] | None, first: int, count: int) -> 
         raise RequestError("request_ids must be a list of strings")
     if len(every) != count:
         raise RequestError(f"{count} prompts and {len(every)} request_ids; give one each")
+    if len(set(every)) < count:
+        twice = next(item for item in every if every.count(item) > 1)
+        raise RequestError(f"request_ids has {twice!r} twice; an id names one request")
     return every  # type: ignore[return-value]
 
 

@@ -13,13 +13,12 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import jitwatch
-from jitwatch.child import Progress
 from jitwatch.errors import JitwatchError, UsageError
+from jitwatch.progress import progress_bar
+from jitwatch.provenance import default_repo, without_outputs
 from jitwatch.render.html import render_html
 from jitwatch.render.json import render_json
 from jitwatch.render.map_figure import write_figure
@@ -30,20 +29,19 @@ from jitwatch.sweep import (
     MAX_LENGTH,
     MIN_LENGTH,
     SweepOptions,
-    default_repo,
     lengths_between,
     new_run_dir,
     parse_lengths,
     read_reports,
     resolve_devices,
     run_sweep,
-    without_outputs,
 )
 from jitwatch.targets.engine import (
     DEFAULT_LAYERS,
     KV_TOKENS,
     NAME,
     EngineOptions,
+    options_for,
     parse_arguments,
 )
 
@@ -170,24 +168,12 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
 
 
 def _engine(arguments: argparse.Namespace) -> EngineOptions:
-    """The engine's options; given for another target they would be ignored, and are refused."""
+    names = ("model", "layers", "dtype", "kv_tokens", "skip_prefill_warmup")
+    given = {name: getattr(arguments, name) for name in names}
     given = {
-        name: getattr(arguments, name)
-        for name in ("model", "layers", "dtype", "kv_tokens")
-        if getattr(arguments, name) is not None
+        name: value for name, value in given.items() if value is not None and value is not False
     }
-    more = parse_arguments(arguments.engine_arg, "--engine-arg")
-    if arguments.skip_prefill_warmup:
-        more["skip_prefill_warmup"] = True
-    if arguments.target != NAME and (given or more):
-        option = next(iter((*given, *more))).replace("_", "-")
-        raise UsageError(
-            f"--target {arguments.target}: takes no option of the engine's ({option})",
-            "--model, --layers, --dtype, --kv-tokens, --skip-prefill-warmup and --engine-arg are "
-            "for --target engine",
-            "leave it out, or set it in the target itself",
-        )
-    return EngineOptions(**given, arguments=more)
+    return options_for(arguments.target, given, arguments.engine_arg)
 
 
 def _lengths(arguments: argparse.Namespace) -> tuple[int, ...]:
@@ -231,7 +217,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
         winners=arguments.winners,
         simulated=arguments.simulated,
         path=here,
-        params=parse_arguments(arguments.param, "--param"),
+        params=parse_arguments(arguments.param, "--param", "temperature=0.8"),
         engine=_engine(arguments),
         prove=arguments.prove,
         command=shlex.join(["jitwatch", *without_outputs(sys.argv[1:])]),
@@ -340,44 +326,3 @@ def _doctor(arguments: argparse.Namespace) -> int:
     found = examine()
     print(json.dumps(found, indent=1) if arguments.json else render(found))
     return 0 if found["self_test"]["outcome"] in ("passed", "skipped") else 2
-
-
-def progress_bar() -> AbstractContextManager[Progress | None]:
-    """A progress bar on a terminal, nothing in a pipe or without rich."""
-    if not sys.stderr.isatty():
-        return nullcontext()
-    try:
-        from rich.console import Console
-        from rich.progress import MofNCompleteColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
-    except ImportError:
-        return nullcontext()
-    return _RichProgress(
-        Bar(
-            *Bar.get_default_columns()[:2],
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-    )
-
-
-class _RichProgress:
-    """A task for each device on one rich progress display."""
-
-    def __init__(self, bar: Any) -> None:
-        self.bar = bar
-        self.tasks: dict[str, Any] = {}
-
-    def __enter__(self) -> Progress:
-        self.bar.start()
-        return self.update
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def update(self, device: str, served: int, total: int) -> None:
-        """Show how many of `total` lengths `device` served."""
-        if device not in self.tasks:
-            self.tasks[device] = self.bar.add_task(device, total=total)
-        self.bar.update(self.tasks[device], completed=served)

@@ -166,6 +166,8 @@ def unproved(
     """Whether the proof asked for, for lengths up to `asked`, is one of these requests."""
     if proof is None:
         return [f"the proof for 1..{asked:,} was not finished" + (f": {why}" if why else "")]
+    if why is not None:
+        return [f"the proof for 1..{proof.max_tokens:,} does not hold: {why}"]
     served = {r.prompt_tokens for r in requests if r.error is None and r.end_ns is not None}
     if proof.served != len(served) or proof.max_tokens not in served:
         return [

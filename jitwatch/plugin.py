@@ -7,6 +7,7 @@ module imports neither torch nor triton nor pandas.
 
 from __future__ import annotations
 
+import re
 import shlex
 import tempfile
 from collections.abc import Generator, Iterator
@@ -18,20 +19,20 @@ import pytest
 from jitwatch.attribution import IN_REPO
 from jitwatch.errors import JitwatchError, UsageError
 from jitwatch.events import Stall
+from jitwatch.provenance import default_repo
 from jitwatch.render.terminal import coverage_lines, diagnostic_lines, diagnostics, first_line
 from jitwatch.report import Report, RequestRow
 from jitwatch.sweep import (
     MAX_LENGTH,
     MIN_LENGTH,
     SweepOptions,
-    default_repo,
     lengths_between,
     new_run_dir,
     parse_lengths,
     resolve_devices,
     run_sweep,
 )
-from jitwatch.targets.engine import NAME, EngineOptions, parse_arguments
+from jitwatch.targets.engine import NAME, EngineOptions, options_for, parse_arguments
 from jitwatch.verdict import BUDGET_KINDS
 
 #: Options that have the sweep's name, after `jitwatch-`.
@@ -146,7 +147,7 @@ class Sweep:
         )
         self.config = config
         self.target = str(target or NAME)
-        self.params = parse_arguments(option("jitwatch_param"), "--jitwatch-param")
+        self.params = parse_arguments(option("jitwatch_param"), "--param", "temperature=0.8")
         self.engine = _engine_options(config, self.target)
         self.devices = devices
         self.report: Report | None = None
@@ -230,20 +231,9 @@ SWEEP: pytest.StashKey[Sweep] = pytest.StashKey()
 
 
 def _engine_options(config: pytest.Config, target: str) -> EngineOptions:
-    given = {
-        name: config.getoption(f"jitwatch_{name}")
-        for name in ("model", "layers")
-        if config.getoption(f"jitwatch_{name}") is not None
-    }
-    more = parse_arguments(config.getoption("jitwatch_engine_arg"), "--jitwatch-engine-arg")
-    if target != NAME and (given or more):
-        raise UsageError(
-            f"--jitwatch-target {target}: takes no option of the engine's",
-            "--jitwatch-model, --jitwatch-layers and --jitwatch-engine-arg are for the target "
-            "engine",
-            "leave them out, or set them in the target itself",
-        )
-    return EngineOptions(**given, arguments=more)
+    given = {name: config.getoption(f"jitwatch_{name}") for name in ("model", "layers")}
+    given = {name: value for name, value in given.items() if value is not None}
+    return options_for(target, given, config.getoption("jitwatch_engine_arg"))
 
 
 def _late(report: Report, row: RequestRow) -> bool:
@@ -273,8 +263,4 @@ def _diagnosed(report: Report, row: RequestRow) -> Iterator[str]:
 
 def _as_plugin_options(text: str) -> str:
     """Errors of the sweep with the plugin's names of its options."""
-    for name in OPTIONS:
-        text = text.replace(f" --{name}", f" --jitwatch-{name}")
-        if text.startswith(f"--{name}"):
-            text = f"--jitwatch-{text[2:]}"
-    return text
+    return re.sub(rf"(?<![\w-])--({'|'.join(OPTIONS)})\b", r"--jitwatch-\1", text)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,6 +21,7 @@ from jitwatch.attribution import loaded_variants
 from jitwatch.child import Progress, run_child
 from jitwatch.errors import RunFileError, UsageError
 from jitwatch.log import read_report, write_meta
+from jitwatch.provenance import commit_of
 from jitwatch.render.json import read_json
 from jitwatch.report import Report
 from jitwatch.simulate.boards import get_board
@@ -139,12 +139,6 @@ def has_gpu() -> bool:
     return count.value > 0
 
 
-def default_repo(start: Path) -> Path:
-    """The git top level around `start`, else `start` itself."""
-    top = _git(start, "rev-parse", "--show-toplevel")
-    return Path(top) if top else start.resolve()
-
-
 def new_run_dir(base: Path) -> Path:
     """A fresh folder under `base/.jitwatch`, which git ignores."""
     home = base / ".jitwatch"
@@ -220,8 +214,13 @@ def check_prove(options: SweepOptions) -> None:
         return
     if options.prove < 1:
         raise UsageError(f"--prove {options.prove}: must be 1 or more", "it is a prompt's length")
-    real = [device for device in options.devices if not device.startswith("sim:")]
-    if real or options.simulated is not None:
+    if options.simulated is not None:
+        raise UsageError(
+            f"--prove {options.prove} --simulated: one or the other",
+            "--simulated compares a GPU's run with a simulated one, and a proof is simulated",
+            "leave --simulated out",
+        )
+    if not all(device.startswith("sim:") for device in options.devices):
         raise UsageError(
             f"--prove {options.prove}: needs a simulated device",
             "on a GPU nothing says which kernels a request launched",
@@ -321,45 +320,3 @@ def _meta(options: SweepOptions, device: str) -> dict[str, Any]:
             "platform": f"{platform.system()} {platform.machine()}",
         },
     }
-
-
-#: Options that say where a result goes, not what it is.
-OUTPUT_OPTIONS = ("--run-dir", "--json", "--html", "--out")
-
-
-def without_outputs(arguments: Sequence[str]) -> list[str]:
-    """A command's arguments without where it writes to: what made a result, not where."""
-    kept, skip = [], False
-    for argument in arguments:
-        if skip:
-            skip = False
-        elif argument in OUTPUT_OPTIONS:
-            skip = True
-        elif not argument.startswith(tuple(f"{option}=" for option in OUTPUT_OPTIONS)):
-            kept.append(argument)
-    return kept
-
-
-def commit_of(repo: Path) -> tuple[str | None, bool | None]:
-    """The commit of `repo` and whether it has uncommitted changes; None where it has none.
-
-    A copy without history says what it is a copy of in JITWATCH_COMMIT: the hash,
-    with `-dirty` behind it where that is so (as `git describe --always --dirty`).
-    """
-    commit = _git(repo, "rev-parse", "--verify", "--quiet", "HEAD")
-    if commit:
-        return commit, bool(_git(repo, "status", "--porcelain"))
-    stated = os.environ.get("JITWATCH_COMMIT")
-    if not stated:
-        return None, None
-    return stated.removesuffix("-dirty"), stated.endswith("-dirty")
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
-        )
-    except OSError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -88,7 +88,16 @@ MODULES_OF = {
         "targets.worker",
     ],
     "api": [""],
-    "leaves": ["child", "sweep", "plugin", "cli", "doctor", "__main__"],
+    "leaves": [
+        "child",
+        "sweep",
+        "progress",
+        "provenance",
+        "plugin",
+        "cli",
+        "doctor",
+        "__main__",
+    ],
 }
 
 ENGINE_MODULES_OF = {

@@ -195,7 +195,11 @@ def test_a_wrong_target_is_an_error_of_every_item_in_the_plugins_words(project):
         ),
         (
             ["--jitwatch-target=targets:Clean", "--jitwatch-layers=2"],
-            ["ERROR: jitwatch: --jitwatch-target targets:Clean: takes no option of the engine's"],
+            [
+                "ERROR: jitwatch: --jitwatch-target targets:Clean: takes no option of the engine's "
+                "(--jitwatch-layers)",
+                "  why: --jitwatch-layers is for --jitwatch-target engine",
+            ],
         ),
         (
             ["--jitwatch-target=targets:Clean", "--jitwatch-param=warm"],

@@ -49,6 +49,25 @@ class Every(Wide):
     def serve(self, request):
         fill_kernel[(1,)](y, 5, BLOCK=16, num_stages=request.prompt_tokens)
 
+class Says(Wide):
+    longest = 30
+    def attach(self, recorder):
+        self.recorder = recorder
+    def longest_prompt(self, output_tokens):
+        return self.longest
+    def serve(self, request):
+        with self.recorder.step("prefill", (request.id,), request.prompt_tokens):
+            fill(16)
+
+class Says0(Says):
+    longest = 0
+class SaysNone(Says):
+    longest = None
+class SaysTrue(Says):
+    longest = True
+class SaysText(Says):
+    longest = "30"
+
 class Raises(Wide):
     def serve(self, request):
         if request.prompt_tokens == 4:
@@ -128,8 +147,33 @@ def test_a_proof_ends_at_the_longest_prompt(prove):
     assert status == 0, said
     assert report["proof"]["max_tokens"] == 39
     assert report["proof"]["assumptions"][-1] == (
-        "prompts above 39 tokens are refused, as the target says"
+        "prompts above 39 tokens are refused, as one of 40 was"
     )
+
+
+def test_a_proof_ends_at_what_the_cache_has_room_for(prove):
+    options = ["--model", "tiny", "--kv-tokens", "64", "--output-tokens", "9", "--prove", "100"]
+    status, report, said = prove("engine", "--package", "engine", *options)
+    assert status == 0, said
+    assert report["proof"]["max_tokens"] == 55
+
+
+@pytest.mark.parametrize(
+    ("name", "longest"), [("0", "0"), ("None", "None"), ("True", "True"), ("Text", "'30'")]
+)
+def test_a_longest_prompt_that_is_none_is_told(prove, name, longest):
+    status, report, said = prove(f"targets:Says{name}", "--prove", "50")
+    assert (status, report) == (2, None)
+    assert f"its longest prompt is {longest} tokens" in said
+
+
+def test_a_longest_prompt_that_is_too_short_is_no_proof(prove):
+    status, report, _ = prove("targets:Says", "--prove", "50")
+    assert status == 2
+    assert report["verdict"]["reasons"] == [
+        "the proof for 1..30 does not hold: 30 tokens are its longest prompt, it says, and it "
+        "served one more"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +182,7 @@ def test_a_proof_ends_at_the_longest_prompt(prove):
         (["--prove", "0"], "--prove 0: must be 1 or more"),
         (["--prove", "9", "--max", "20"], "--prove 9: chooses its lengths itself"),
         (["--prove", "9", "--lengths", "3"], "--prove 9: chooses its lengths itself"),
-        (["--prove", "9", "--simulated", "run"], "--prove 9: needs a simulated device"),
+        (["--prove", "9", "--simulated", "run"], "--prove 9 --simulated: one or the other"),
         (["--prove", "x"], "invalid int value"),
     ],
 )

@@ -12,10 +12,10 @@ import pytest
 
 from jitwatch import sweep
 from jitwatch.errors import UsageError
+from jitwatch.provenance import default_repo
 from jitwatch.render.json import render_json
 from jitwatch.sweep import (
     SweepOptions,
-    default_repo,
     lengths_between,
     make_run_dir,
     new_run_dir,

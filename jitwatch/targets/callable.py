@@ -11,10 +11,9 @@ import functools
 import importlib
 import inspect
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from jitwatch.errors import TargetError
 from jitwatch.recorder import Recorder
@@ -30,30 +29,28 @@ class TargetRequest:
     params: Mapping[str, Any] = field(default_factory=dict)
 
 
-class WatchedTarget(ABC):
-    """A target object that says its own steps, requests and tokens; others have one step each."""
+@runtime_checkable
+class WatchedTarget(Protocol):
+    """A target object that records its own steps; a request of any other is one step."""
 
-    @abstractmethod
     def attach(self, recorder: Recorder) -> None:
-        """Called once, before `warmup`."""
+        """Called once, before `warmup`, with what `recorder.step` is to be called of."""
 
-    @abstractmethod
-    def longest_prompt(self) -> int:
-        """The most prompt tokens that a request can have; asked after `warmup`."""
+    def longest_prompt(self, output_tokens: int) -> int:
+        """The most prompt tokens that a request can have; asked by `--prove`, after `warmup`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A resolved target. `warmup` is None where it has none: it is ready at once.
 
-    With `attach` it is given the recorder and writes its steps into it by itself.
+    `watched` is the object where it records its steps by itself.
     """
 
     serve: Callable[[TargetRequest], Any]
     warmup: Callable[[], Any] | None
     close: Callable[[], Any] | None
-    attach: Callable[[Recorder], None] | None = None
-    longest_prompt: Callable[[], int] | None = None
+    watched: WatchedTarget | None = None
 
 
 def load_target(name: str) -> Target:
@@ -98,7 +95,7 @@ def target_of(made: Any, name: str) -> Target:
         _finished(serve),
         _finished(getattr(made, "warmup", None)),
         _finished(getattr(made, "close", None)),
-        *((made.attach, made.longest_prompt) if isinstance(made, WatchedTarget) else ()),
+        made if isinstance(made, WatchedTarget) else None,
     )
 
 
@@ -158,7 +155,7 @@ def _target(found: Any, name: str) -> Target:
                 "a function target takes one, prompt_tokens, or none and returns an object",
                 "wrap it: def serve(prompt_tokens): ...",
             )
-        return Target(lambda request: finish(found(request.prompt_tokens)), None, None)
+        return Target(lambda r: finish(found(r.prompt_tokens, **r.params)), None, None)
     return target_of(found, name)
 
 

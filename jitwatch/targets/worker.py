@@ -22,10 +22,18 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jitwatch.errors import JitwatchError, RunFileError, TargetError, UsageError
+from jitwatch.events import Proof
 from jitwatch.prove import Served, Unprovable, prove
 from jitwatch.recorder import Recorder
 from jitwatch.targets import engine
-from jitwatch.targets.callable import Target, TargetRequest, load_target, target_of, where_raised
+from jitwatch.targets.callable import (
+    Target,
+    TargetRequest,
+    WatchedTarget,
+    load_target,
+    target_of,
+    where_raised,
+)
 from jitwatch.targets.devices import Device, open_device
 
 #: Requests served once more on a real GPU with launch callbacks on, as evidence.
@@ -115,9 +123,7 @@ class Worker:
         finally:
             if self.device is not None:
                 self.device.close()
-            # Linux counts it in KiB.
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            self.recorder.fact("peak_memory_bytes", peak)
+            self.recorder.fact("peak_memory_bytes", peak_memory_bytes())
             self.recorder.close()
         self.tell("done")
         return 0
@@ -142,11 +148,11 @@ class Worker:
     def _load_target(self) -> Target:
         if self.job.target == engine.NAME:
             options = engine.EngineOptions(**self.job.engine)
-            target = target_of(engine.EngineTarget(options), engine.NAME)
+            target = target_of(engine.EngineTarget(options, self.job.params), engine.NAME)
         else:
             target = load_target(self.job.target)
-        if target.attach is not None:
-            target.attach(self.recorder)
+        if target.watched is not None:
+            target.watched.attach(self.recorder)
             self.recorder.fact("says_steps", True)
         return target
 
@@ -170,13 +176,14 @@ class Worker:
             used, failure = self._serve(target, self._request("len", length))
             if failure is not None or used is None:
                 raise _Unproved
-            longest = self.recorder.longest_step if target.attach is not None else None
+            longest = self.recorder.longest_step if target.watched is not None else None
             return Served(used, longest)
 
         def told(served: int, planned: int | None) -> None:
             self.tell("served", number=served, total=planned)
 
-        longest = target.longest_prompt() if target.longest_prompt is not None else max_tokens
+        watched = target.watched
+        longest = max_tokens if watched is None else self._longest_prompt(watched)
         try:
             proof = prove(serve, min(longest, max_tokens), self.device.kernel_of, told)
         except _Unproved:  # the request's error says why
@@ -185,9 +192,30 @@ class Worker:
             self.recorder.fact("unproved", str(error))
             return
         if longest < max_tokens:
-            refused = f"prompts above {longest:,} tokens are refused, as the target says"
-            proof = replace(proof, assumptions=(*proof.assumptions, refused))
+            proof = self._with_refusal(proof, target, longest)
         self.recorder.fact("proof", asdict(proof))
+
+    def _longest_prompt(self, watched: WatchedTarget) -> int:
+        longest: object = watched.longest_prompt(self.job.output_tokens)
+        if type(longest) is not int or longest < 1:
+            raise TargetError(
+                f"--target {self.job.target}: its longest prompt is {longest!r} tokens",
+                f"longest_prompt({self.job.output_tokens}) said so, and a proof serves prompts "
+                "from 1 token on",
+                "raise what limits it (--kv-tokens, max_model_len), or lower --output-tokens",
+            )
+        return longest
+
+    def _with_refusal(self, proof: Proof, target: Target, longest: int) -> Proof:
+        """Try a prompt above the longest: that it is refused is part of the proof."""
+        try:
+            target.serve(self._request("beyond", longest + 1))
+            text = f"{longest:,} tokens are its longest prompt, it says, and it served one more"
+            self.recorder.fact("unproved", text)
+        except Exception:
+            refused = f"prompts above {longest:,} tokens are refused, as one of {longest + 1:,} was"
+            proof = replace(proof, assumptions=(*proof.assumptions, refused))
+        return proof
 
     def _request(self, name: str, length: int) -> TargetRequest:
         return TargetRequest(f"{name}{length}", length, self.job.output_tokens, self.job.params)
@@ -202,7 +230,7 @@ class Worker:
         before, failure = self.device.launches(), None
         self.device.take_used()
         step = recorder.step("mixed", (request.id,), request.prompt_tokens)
-        with nullcontext() if target.attach is not None else step:
+        with nullcontext() if target.watched is not None else step:
             try:
                 target.serve(request)
             except Exception as error:
@@ -249,6 +277,15 @@ class Worker:
             path.write_text(traceback.format_exc(), errors="backslashreplace")
         except Exception:  # an exception whose own text raises, a full disk
             self.recorder.dropped += 1
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process had resident; unlike rusage, none of its parent's."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    except (OSError, IndexError, ValueError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # KiB on Linux
 
 
 def die_with_parent() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import jitwatch
-from jitwatch.sweep import without_outputs
+from jitwatch.provenance import without_outputs
 from tests.controls import CONTROLS, Control
 from tests.controls.summary import summarize
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from engine import LLM, RequestError, SamplingParams
+from engine import LLM, ConfigError, RequestError, SamplingParams
 
 PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
@@ -66,6 +66,7 @@ def test_requests_are_counted_where_they_have_no_names():
     ("request_ids", "text"),
     [
         (["a"], "2 prompts and 1 request_ids; give one each"),
+        (["a", "a"], "request_ids has 'a' twice; an id names one request"),
         (["a", 3], "request_ids must be a list of strings"),
         ("ab", "request_ids must be a list of strings"),
         (7, "request_ids must be a list of strings"),
@@ -81,3 +82,21 @@ def test_tokens_are_the_same_observed_or_not():
     plain = LLM("tiny", device="cpu", kv_tokens=128).generate([[5, 6, 7]], PARAMS)
     told = LLM("tiny", device="cpu", kv_tokens=128, observer=Told()).generate([[5, 6, 7]], PARAMS)
     assert plain == told
+
+
+def test_an_observer_that_can_not_be_told_is_refused():
+    deaf = Told()
+    deaf.first_token = None
+    for observer, lacks in ((7, "step and no first_token"), (deaf, "first_token")):
+        with pytest.raises(ConfigError, match=f": has no {lacks}; engine.observe.Observer says"):
+            LLM("tiny", device="cpu", kv_tokens=128, observer=observer)
+
+
+@pytest.mark.parametrize(("kv_tokens", "longest"), [(128, 63), (64, 63), (48, 39)])
+def test_the_longest_prompt_is_served_and_one_more_is_not(kv_tokens, longest):
+    llm = LLM("tiny", device="cpu", kv_tokens=kv_tokens, max_model_len=64)
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    assert llm.longest_prompt(9) == longest
+    llm.generate([[1] * longest], params)
+    with pytest.raises(RequestError):
+        llm.generate([[1] * (longest + 1)], params)

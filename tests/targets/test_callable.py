@@ -28,6 +28,7 @@ def make(): return Whole()
 def make_or(seed=0): return Whole()
 def mute(): return 3
 def bare(prompt_tokens): calls.append(("bare", prompt_tokens))
+def warm(prompt_tokens, heat=0): calls.append((prompt_tokens, heat))
 def two(prompt_tokens, output_tokens): pass
 
 class space:
@@ -65,6 +66,13 @@ def test_a_function_of_one_argument_serves(module):
     assert __import__(module).calls == [("bare", 7)]
 
 
+def test_parameters_go_to_a_function_by_name(module):
+    load_target(f"{module}:warm").serve(TargetRequest("len7", 7, 2, {"heat": 3}))
+    assert __import__(module).calls == [(7, 3)]
+    with pytest.raises(TypeError, match="heat"):
+        load_target(f"{module}:bare").serve(TargetRequest("len7", 7, 2, {"heat": 3}))
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -89,7 +97,7 @@ def test_a_function_of_one_argument_serves(module):
         (
             "MODULE:Hole",
             "--target MODULE:Hole: MODULE has no 'Hole'\n"
-            "  why: it has calls, Whole, Needy, Mute, made, make, make_or, mute, bare, two, space\n"
+            "  why: it has calls, Whole, Needy, Mute, made, make, make_or, mute, bare, warm, two, space\n"
             "  fix: name one of its objects, classes or functions",
         ),
         (

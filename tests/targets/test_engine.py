@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from jitwatch.errors import TargetError, UsageError
-from jitwatch.targets.engine import EngineOptions, EngineTarget, find_engine, parse_arguments
+from jitwatch.targets.engine import (
+    EngineOptions,
+    EngineTarget,
+    find_engine,
+    options_for,
+    parse_arguments,
+)
 
 ROOT = Path(__file__).parents[2]
 SIM = ["--device", "sim:h200", "--keys-only", "--model", "tiny"]
@@ -41,7 +47,7 @@ def sweep(tmp_path, *options, cwd=ROOT, **environment):
     ],
 )
 def test_an_argument_is_a_literal_or_else_text(text, value):
-    assert parse_arguments([text], "--engine-arg") == {"a": value}
+    assert parse_arguments([text], "--engine-arg", "seed=1") == {"a": value}
 
 
 @pytest.mark.parametrize(
@@ -55,8 +61,44 @@ def test_an_argument_is_a_literal_or_else_text(text, value):
 )
 def test_what_is_no_argument_is_refused(pairs, text):
     with pytest.raises(UsageError) as caught:
-        parse_arguments(pairs, "--engine-arg")
+        parse_arguments(pairs, "--engine-arg", "seed=1")
     assert str(caught.value).startswith(text)
+
+
+def test_the_example_is_the_options_own():
+    with pytest.raises(UsageError) as caught:
+        parse_arguments(["a"], "--param", "temperature=0.8")
+    assert caught.value.fix == "for example --param temperature=0.8"
+
+
+@pytest.mark.parametrize("value", ["{1}", "b'x'", "1j", "1e999", "(1, 2)", "{1: 2}", "[{3}]"])
+def test_what_json_can_not_hold_is_refused(value):
+    with pytest.raises(UsageError, match="is no value that can be passed on"):
+        parse_arguments([f"a={value}"], "--param", "temperature=0.8")
+
+
+@pytest.mark.parametrize(
+    ("pair", "why"),
+    [
+        ("model=tiny", "it has an option of its own, --model"),
+        ("layers=1", "it has an option of its own, --layers"),
+        ("device=cpu", "it has an option of its own, --device"),
+        ("observer=null", "jitwatch itself is the observer"),
+        ("dtype=float16", "it is given as an option as well"),
+    ],
+)
+def test_an_argument_with_an_option_of_its_own_is_not_passed_on(pair, why):
+    with pytest.raises(UsageError) as caught:
+        options_for("engine", {"dtype": "float32"}, [pair])
+    assert caught.value.why == why
+
+
+def test_options_become_the_engines():
+    given = {"layers": 2, "skip_prefill_warmup": True}
+    assert options_for("engine", given, ["seed=3"]) == EngineOptions(
+        layers=2, arguments={"seed": 3, "skip_prefill_warmup": True}
+    )
+    assert options_for("a:b", {}, []) == EngineOptions()
 
 
 def test_each_request_has_its_steps_and_launches(tmp_path):
@@ -96,7 +138,17 @@ def test_parameters_reach_the_requests(tmp_path):
     [
         (["--layers", "99"], "--target engine: layers=99: "),
         (["--model", "nonsense"], "--target engine: 'nonsense' is neither a preset"),
-        (["--engine-arg", "colour=red"], "unexpected keyword argument 'colour'"),
+        (
+            ["--engine-arg", "colour=red"],
+            "--engine-arg colour=red: engine.LLM takes no such argument\n"
+            "  why: it takes dtype, dummy_weights, seed, kv_tokens, ",
+        ),
+        (
+            ["--param", "heat=1"],
+            "--param heat=1: engine.SamplingParams takes no such argument\n"
+            "  why: it takes temperature, ",
+        ),
+        (["--param", "max_tokens=9"], "--param max_tokens=9: engine.SamplingParams takes no such"),
         (["--engine-arg", "page_size=3"], "--target engine: page_size=3: must be a power of two"),
         (["--kv-tokens", "0"], "--target engine: kv_tokens=0"),
         (["--dtype", "int8"], "--target engine: dtype 'int8'"),
