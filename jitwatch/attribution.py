@@ -146,9 +146,10 @@ def charge(
 ) -> list[Charge]:
     """The late events, each with the requests that waited for it.
 
-    Late is what began at or after `ready_ns`; of third parties only before `until_ns`, as
-    the probes after it are no requests. An event whose thread had no step is charged to the
-    step open in its process at that time, or to nobody.
+    Late is what began at or after `ready_ns`. After `until_ns` steps are those of probes, which
+    are no requests: there only what the repository loads outside any step is late. An event
+    whose thread had no step is charged to the step open in its process at that time, or to
+    nobody.
     """
     if ready_ns is None:
         return []
@@ -157,12 +158,13 @@ def charge(
     for event in events:
         if event.start_ns < ready_ns:
             continue
-        if until_ns is not None and event.start_ns >= until_ns and event.origin != IN_REPO:
-            continue
         step = by_id.get((event.pid, event.step)) if event.step is not None else None
         inferred = step is None
         if step is None:
             step = _open_step(steps, event)
+        after = until_ns is not None and event.start_ns >= until_ns
+        if after and (step is not None or event.origin != IN_REPO):
+            continue
         charges.append(Charge(event, step.requests if step else (), inferred))
     return charges
 

@@ -161,6 +161,10 @@ def test_of_what_loads_after_the_last_request_only_the_repositorys_is_late():
     made = report(WARM + after, facts=facts)
     assert [(stall.event.seq, stall.requests) for stall in made.stalls] == [(7, ())]
     assert made.verdict.reasons == ("1 late in-repo load",)
+    # In a probe's step it is not a request's.
+    probe = step(9, 32, requests=("probe9",))
+    steps = [step(64, 10), step(65, 20), probe]
+    assert report(WARM + after, facts=facts, steps=steps).verdict.outcome == "pass"
 
 
 @pytest.mark.parametrize("until_ms", [-1, 29])
