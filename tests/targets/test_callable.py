@@ -97,7 +97,8 @@ def test_parameters_go_to_a_function_by_name(module):
         (
             "MODULE:Hole",
             "--target MODULE:Hole: MODULE has no 'Hole'\n"
-            "  why: it has calls, Whole, Needy, Mute, made, make, make_or, mute, bare, warm, two, space\n"
+            "  why: it has calls, Whole, Needy, Mute, made, make, make_or, mute, bare, warm, two, "
+            "space\n"
             "  fix: name one of its objects, classes or functions",
         ),
         (
