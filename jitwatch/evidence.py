@@ -39,7 +39,7 @@ def doubts(
     facts, coverage, asked = run.facts, run.coverage, run.meta.get("prove")
     found = [
         *contradictions(events, run.requests, run.ready_ns, coverage, facts),
-        *unlike_simulated(events, coverage, run.meta.get("simulated"), facts),
+        *([] if ended_badly(run) else unlike_simulated(run, events)),
         *missing_evidence(counts, coverage, run.requests, simulated=simulated),
     ]
     if facts.get("says_steps"):
@@ -199,19 +199,15 @@ def nothing_under_test(events: Sequence[Event], coverage: Coverage) -> list[str]
     ]
 
 
-def unlike_simulated(
-    events: Sequence[Event],
-    coverage: Coverage,
-    simulated: Sequence[Mapping[str, Any]] | None,
-    facts: Mapping[str, Any],
-) -> list[str]:
+def unlike_simulated(run: Run, events: Sequence[Event]) -> list[str]:
     """Where the simulated run of the same requests named other variants, one has a bug."""
+    simulated: Sequence[Mapping[str, Any]] | None = run.meta.get("simulated")
     if simulated is None:
         return []
     expected = {read_variant(dict(item)) for item in simulated}
-    until_ns = facts.get("served_until_ns")
+    until_ns = run.facts.get("served_until_ns")
     served = (e for e in events if until_ns is None or e.start_ns < until_ns)
-    seen = set(loaded_variants(served, coverage))
+    seen = set(loaded_variants(served, run.coverage))
     found = []
     for where, names in (("here", seen - expected), ("simulated", expected - seen)):
         if names:

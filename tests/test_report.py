@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -186,6 +186,12 @@ def test_how_the_process_ended_is_a_doubt_said_once():
     assert killed.doubts == (
         "the target's process was killed: what it had still to say is unknown",
     )
+
+
+def test_a_run_that_did_not_get_through_is_not_compared_with_the_simulated_one():
+    other = [asdict(variant("i32"))]
+    assert len(report(WARM, simulated=other).doubts) == 2
+    assert report(WARM, simulated=other, doubts=["killed"]).doubts == ("killed",)
 
 
 def test_a_request_left_open_is_a_doubt():

@@ -209,7 +209,7 @@ class Worker:
     def _with_refusal(self, proof: Proof, target: Target, longest: int) -> Proof:
         """Try a prompt above the longest: that it is refused is part of the proof."""
         try:
-            target.serve(self._request("beyond", longest + 1))
+            self._call(target, self._request("beyond", longest + 1))
             text = f"{longest:,} tokens are its longest prompt, it says, and it served one more"
             self.recorder.fact("unproved", text)
         except Exception:
@@ -229,18 +229,22 @@ class Worker:
         recorder.request(request.id, request.prompt_tokens, request.output_tokens)
         before, failure = self.device.launches(), None
         self.device.take_used()
-        step = recorder.step("mixed", (request.id,), request.prompt_tokens)
-        with nullcontext() if target.watched is not None else step:
-            try:
-                target.serve(request)
-            except Exception as error:
-                failure = describe(error)
-                self._keep_traceback(f"request-{request.id}")
+        try:
+            self._call(target, request)
+        except Exception as error:
+            failure = describe(error)
+            self._keep_traceback(f"request-{request.id}")
         after = self.device.launches()
         launches = after - before if before is not None and after is not None else None
         used = self.device.take_used()
         recorder.request_end(request.id, error=failure, launches=launches, used=used)
         return used, failure
+
+    def _call(self, target: Target, request: TargetRequest) -> None:
+        """Have it served: in a step, where the target doesn't say its own."""
+        step = self.recorder.step("mixed", (request.id,), request.prompt_tokens)
+        with nullcontext() if target.watched is not None else step:
+            target.serve(request)
 
     def _probe(self, target: Target) -> None:
         """Serve a few lengths again where launches can be counted only with callbacks on."""
@@ -253,9 +257,8 @@ class Worker:
         with self.device.counting_launches() as count:
             for length in chosen:
                 before = count()
-                request = self._request("probe", length)
                 try:
-                    target.serve(request)
+                    self._call(target, self._request("probe", length))
                 except Exception:
                     self._keep_traceback(f"probe-{length}")
                     continue
