@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jitwatch.events import Coverage, Event, Step, Variant
+from jitwatch.events import Coverage, Event, Request, Step, Variant
 
 IN_REPO = "in-repo"
 #: Folders beneath a repository that hold other people's code.
@@ -142,14 +142,18 @@ def owner_of_kernel(names: str) -> str:
 
 
 def charge(
-    events: Iterable[Event], steps: Sequence[Step], ready_ns: int | None, until_ns: int | None
+    events: Iterable[Event],
+    steps: Sequence[Step],
+    ready_ns: int | None,
+    until_ns: int | None,
+    requests: Sequence[Request] = (),
 ) -> list[Charge]:
     """The late events, each with the requests that waited for it.
 
     Late is what began at or after `ready_ns`. After `until_ns` steps are those of probes, which
     are no requests: there only what the repository loads outside any step is late. An event
-    whose thread had no step is charged to the step open in its process at that time, or to
-    nobody.
+    whose thread had no step is charged to the step open in its process at that time; without
+    one, to the requests open then, those of its own process first; else to nobody.
     """
     if ready_ns is None:
         return []
@@ -165,15 +169,14 @@ def charge(
         after = until_ns is not None and event.start_ns >= until_ns
         if after and (step is not None or event.origin != IN_REPO):
             continue
-        charges.append(Charge(event, step.requests if step else (), inferred))
+        paid = step.requests if step else _open_requests(requests, event)
+        charges.append(Charge(event, paid, inferred))
     return charges
 
 
 def counted_loads(events: Iterable[Event], coverage: Coverage) -> list[Event]:
     """The loads that count: the driver's where it is armed, each one once."""
-    return [
-        event for event in events if event.kind == "load" and event.source == coverage.load_source
-    ]
+    return [event for event in events if coverage.counts(event)]
 
 
 def loaded_variants(events: Iterable[Event], coverage: Coverage) -> tuple[Variant, ...]:
@@ -212,6 +215,18 @@ def union_ms(spans: Iterable[tuple[int, int]]) -> float:
 
 def _is_under(file: str, folder: str) -> bool:
     return file.startswith(folder.rstrip("/") + "/")
+
+
+def _open_requests(requests: Sequence[Request], event: Event) -> tuple[str, ...]:
+    """An engine serves in other processes than the one that a request came to."""
+    at_the_time = [
+        request
+        for request in requests
+        if request.arrival_ns <= event.start_ns
+        and (request.end_ns is None or event.start_ns <= request.end_ns)
+    ]
+    own = [request for request in at_the_time if request.pid == event.pid]
+    return tuple(dict.fromkeys(request.id for request in own or at_the_time))
 
 
 def _open_step(steps: Sequence[Step], event: Event) -> Step | None:

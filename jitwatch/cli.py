@@ -1,4 +1,4 @@
-"""The command line: `jitwatch sweep`, `report`, `doctor`.
+"""The command line: `jitwatch sweep`, `run`, `report`, `doctor`.
 
 Owns arguments and exit status: 0 pass, 1 fail, 2 could not judge or bad usage.
 Machine output goes to stdout, all else to stderr.
@@ -86,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"jitwatch {jitwatch.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_sweep(commands.add_parser("sweep", help="serve every length, judge each request"))
+    _add_run(commands.add_parser("run", help="watch any command and all that it starts"))
     report = commands.add_parser("report", help="show a run's report again")
     report.add_argument("run_dir", type=Path, metavar="RUN", help="a run directory, or its JSON")
     report.add_argument(
@@ -148,6 +149,52 @@ def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     add("--html", metavar="FILE", help="the report as one self-contained page")
     sweep.set_defaults(run=_sweep)
     _add_engine(sweep.add_argument_group("the target `engine`"))
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    add = run.add_argument
+    add("--run-dir", type=Path, help="where to record (a new folder in .jitwatch)")
+    add("--repo", type=Path, help="the repository under test (the git top level here)")
+    add("--package", action="append", default=[], help="a package under test; may be repeated")
+    add("--ready-url", metavar="URL", help="ready is the first answer of this with status 200")
+    add("--ready-log", metavar="REGEX", help="ready is the first line of output that has this")
+    add(
+        "--fail-on",
+        choices=("in-repo", "any"),
+        help="judge: exit with 1 or 2 where CMD's own status is 0",
+    )
+    add("--json", metavar="FILE", help="the report as JSON")
+    add("--html", metavar="FILE", help="the report as one self-contained page")
+    add("command", nargs=argparse.REMAINDER, metavar="-- CMD ...", help="what to run")
+    run.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from jitwatch.run import RunOptions, end_as, judged, run_command, split_command
+
+    command = split_command(arguments.command)
+    _check_repo(arguments.repo)
+    for option in ("json", "html"):
+        _check_output(f"--{option}", getattr(arguments, option))
+    here = Path.cwd()
+    options = RunOptions(
+        command=command,
+        run_dir=arguments.run_dir or new_run_dir(here),
+        repo=arguments.repo or default_repo(here),
+        packages=tuple(arguments.package),
+        fail_on=arguments.fail_on,
+        ready_url=arguments.ready_url,
+        ready_log=arguments.ready_log,
+        typed=shlex.join(["jitwatch", *without_outputs(sys.argv[1:])]),
+    )
+    status, report = run_command(options)
+    print(_texts([report]), end="", file=sys.stderr)
+    print(f"run directory: {options.run_dir}", file=sys.stderr)
+    if arguments.json is not None:
+        _write("--json", arguments.json, render_json([report]) + "\n")
+    if arguments.html is not None:
+        _write("--html", arguments.html, render_html([report]))
+    return end_as(judged(status, report, arguments.fail_on))
 
 
 def _add_engine(group: argparse._ArgumentGroup) -> None:
@@ -235,9 +282,13 @@ def _check_numbers_and_folders(arguments: argparse.Namespace) -> None:
             f"--output-tokens {arguments.output_tokens}: must be 1 or more",
             "a request that generates nothing is none",
         )
-    if arguments.repo is not None and not arguments.repo.is_dir():
+    _check_repo(arguments.repo)
+
+
+def _check_repo(repo: Path | None) -> None:
+    if repo is not None and not repo.is_dir():
         raise UsageError(
-            f"--repo {arguments.repo}: there is no such folder",
+            f"--repo {repo}: there is no such folder",
             "no kernel would lie in it, so nothing would be judged",
             "give the folder that holds the kernels under test",
         )

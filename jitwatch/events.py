@@ -233,8 +233,9 @@ class Coverage:
     """What could be seen in a run, and what could not.
 
     `load_source` is the source whose loads are counted: the driver's where it is
-    armed, else the compiler hook's. `self_test` is `passed`, `skipped` or what
-    went wrong. `assumed` lists lines that read back what only a kernel could know.
+    armed, else the compiler hook's; in the processes `hook_pids` the driver's is not,
+    and the compiler hook's count. `self_test` is `passed`, `skipped` or what went
+    wrong. `assumed` lists lines that read back what only a kernel could know.
     """
 
     sources: tuple[SourceState, ...]
@@ -247,6 +248,12 @@ class Coverage:
     missing_stacks: Mapping[str, int] = field(default_factory=dict)
     probes: int = 0
     probe_launches: int | None = None
+    hook_pids: tuple[int, ...] = ()
+
+    def counts(self, event: Event) -> bool:
+        """Whether a load is counted: each one is seen by several sources."""
+        source = "triton" if event.pid in self.hook_pids else self.load_source
+        return event.kind == "load" and event.source == source
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ def ended_badly(run: Run) -> list[str]:
     if "failed" in run.facts:
         failed = run.facts["failed"]
         return [f"the target failed ({failed['stage']}): {failed['error']}"]
-    if run.facts.get("unclosed"):
+    if run.facts.get("unclosed") and run.meta.get("mode") != "run":
         return ["the target's process was killed: what it had still to say is unknown"]
     return []
 
@@ -40,7 +40,12 @@ def doubts(
     found = [
         *contradictions(events, run.requests, run.ready_ns, coverage, facts),
         *([] if ended_badly(run) else unlike_simulated(run, events)),
-        *missing_evidence(counts, coverage, run.requests, simulated=simulated),
+        *missing_evidence(coverage),
+        *(
+            unwatched_driver(coverage)
+            if run.meta.get("mode") == "run"
+            else unseen_launches(counts, coverage, run.requests, simulated=simulated)
+        ),
     ]
     if facts.get("says_steps"):
         found += without_steps(run.requests, run.steps)
@@ -51,14 +56,8 @@ def doubts(
     return found
 
 
-def missing_evidence(
-    counts: Mapping[str, int | None],
-    coverage: Coverage,
-    requests: Sequence[Request],
-    *,
-    simulated: bool,
-) -> list[str]:
-    """What a pass would need and this run does not have."""
+def missing_evidence(coverage: Coverage) -> list[str]:
+    """What a pass would need of any run and this one does not have."""
     reasons = []
     if coverage.load_source is None:
         why = "; ".join(f"{state.name}: {state.reason}" for state in coverage.sources)
@@ -70,6 +69,29 @@ def missing_evidence(
     if coverage.silent_pids:
         pids = ", ".join(map(str, coverage.silent_pids))
         reasons.append(f"forked processes compiled or loaded kernels, unseen: {pids}")
+    return reasons
+
+
+def unwatched_driver(coverage: Coverage) -> list[str]:
+    """In a watched program each load must be seen at the driver: there are no probes to ask."""
+    if coverage.load_source == "driver" and not coverage.hook_pids:
+        return []
+    state = next((s for s in coverage.sources if s.name == "driver"), None)
+    pids = ", ".join(map(str, coverage.hook_pids))
+    where = f" in process {pids}" if pids else ""
+    why = f": {state.reason}" if state is not None and state.reason else ""
+    return [f"the driver hook was not armed{where}{why}; other loads than Triton's are unseen"]
+
+
+def unseen_launches(
+    counts: Mapping[str, int | None],
+    coverage: Coverage,
+    requests: Sequence[Request],
+    *,
+    simulated: bool,
+) -> list[str]:
+    """Whether a sweep's requests launched anything."""
+    reasons = []
     if not requests:
         reasons.append("no request was served")
     elif not simulated and coverage.load_source == "triton":

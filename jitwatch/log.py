@@ -47,6 +47,23 @@ class _Process:
     torn: int = 0
     closed: bool = False
 
+    def armed(self, source: str) -> bool:
+        """Whether the source was armed here."""
+        return source in self.sources and self.sources[source].armed
+
+    def add(self, other: _Process) -> None:
+        """Take in what the same process recorded as another program."""
+        self.events.update(other.events)
+        self.steps.update(other.steps)
+        self.requests.update(other.requests)
+        self.sources.update(other.sources)
+        for name, values in other.facts.items():
+            self.facts.setdefault(name, []).extend(values)
+        self.dropped += other.dropped
+        self.closed = self.closed and other.closed
+        if self.ready_ns is None:
+            self.ready_ns = other.ready_ns
+
 
 def write_meta(run_dir: Path, meta: dict[str, Any]) -> None:
     """Write `meta.json`: what was asked for, and the environment."""
@@ -87,7 +104,7 @@ def read_run(run_dir: Path) -> Run:
         RunFileError: no or unreadable `meta.json`, or written by a newer jitwatch.
     """
     meta = _read_meta(run_dir)
-    processes = [_read_process(path) for path in sorted(run_dir.glob("events-*.jsonl"))]
+    processes = _read_processes(run_dir)
     driver_dropped, missing_stacks = 0, Counter[str]()
     for process in processes:
         for path in _driver_files(run_dir, process.pid):
@@ -96,6 +113,8 @@ def read_run(run_dir: Path) -> Run:
             _add_driver_events(process, log.records, stacks)
             driver_dropped += log.dropped
             missing_stacks.update(log.missing_stacks)
+            version = log.backend.replace("cupti", "CUPTI")
+            process.sources.setdefault("driver", SourceState("driver", True, version))
     events = sorted(
         (event for process in processes for event in process.events.values()),
         key=lambda event: (event.start_ns, event.seq),
@@ -169,6 +188,34 @@ def _read_meta(run_dir: Path) -> dict[str, Any]:
     return dict(meta)
 
 
+def _read_processes(run_dir: Path) -> list[_Process]:
+    """Each process once, whatever programs it was, those too that only have driver records."""
+    found: dict[int, _Process] = {}
+    for path in sorted(run_dir.glob("events-*.jsonl")):
+        process = _read_process(path)
+        if process.pid in found:
+            found[process.pid].add(process)
+        else:
+            found[process.pid] = process
+    for path in sorted(run_dir.glob("driver-*.bin")):
+        pid = _pid_of(path)
+        found.setdefault(pid, _Process(pid, closed=True))
+    for path in sorted(run_dir.glob("driver-*.failed")):
+        pid = _pid_of(path)
+        process = found.setdefault(pid, _Process(pid, closed=True))
+        try:
+            reason = path.read_text(errors="replace")
+        except OSError as error:
+            reason = str(error)
+        process.sources.setdefault("driver", SourceState("driver", False, reason=reason))
+    return list(found.values())
+
+
+def _pid_of(path: Path) -> int:
+    number = path.stem.split("-")[1]
+    return int(number) if number.isdecimal() else 0
+
+
 def _driver_files(run_dir: Path, pid: int) -> list[Path]:
     """A process's record files: it has a second one after an exec, or after arming again."""
     first = run_dir / f"driver-{pid}.bin"
@@ -190,7 +237,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
 
 
 def _read_process(path: Path) -> _Process:
-    named = re.fullmatch(r"events-(\d+)\.jsonl", path.name)
+    named = re.fullmatch(r"events-(\d+)(-\d+)?\.jsonl", path.name)
     process = _Process(pid=int(named.group(1)) if named else 0)
     for record in _lines(path):
         if record is None:
@@ -360,7 +407,10 @@ def _coverage(
     sources: dict[str, SourceState] = {}
     for process in processes:
         sources.update(process.sources)
+    for process in processes:  # one that armed a source says more than one that could not
+        sources.update({n: state for n, state in process.sources.items() if state.armed})
     armed = [name for name in ("driver", "triton") if name in sources and sources[name].armed]
+    hooks = [p.pid for p in processes if p.armed("triton") and not p.armed("driver")]
     facts: dict[str, list[Any]] = {}
     for process in processes:
         for name, values in process.facts.items():
@@ -370,6 +420,7 @@ def _coverage(
     return Coverage(
         sources=tuple(sources[name] for name in sorted(sources)),
         load_source=armed[0] if armed else None,
+        hook_pids=tuple(sorted(hooks)) if armed[:1] == ["driver"] else (),
         self_test=str(facts.get("self_test", ["skipped"])[-1]),
         dropped=driver_dropped + sum(process.dropped for process in processes),
         blind_spots=tuple(dict.fromkeys(blind)),

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
+
+import jitwatch
 
 #: Options that say where a result goes, not what it is.
 OUTPUT_OPTIONS = ("--run-dir", "--json", "--html", "--out")
@@ -28,6 +33,20 @@ def without_outputs(arguments: Sequence[str]) -> list[str]:
         elif not argument.startswith(tuple(f"{option}=" for option in OUTPUT_OPTIONS)):
             kept.append(argument)
     return kept
+
+
+def environment_of(repo: Path, command: str) -> dict[str, Any]:
+    """What a result was made from and with, as far as it is known before anything ran."""
+    commit, dirty = commit_of(repo)
+    return {
+        "command": command,
+        "commit": commit,
+        "dirty": dirty,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "jitwatch": jitwatch.__version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
 
 
 def commit_of(repo: Path) -> tuple[str | None, bool | None]:

@@ -1,53 +1,73 @@
 """Writes one process's events, steps and requests into a run directory.
 
-Owns the file `events-<pid>.jsonl`: a JSON object a line, appended with one
-`write` each, so that a killed process loses nothing it had begun. A begin line
-comes before the work (a hang or a kill leaves it open), an end line after.
-Knows nothing of CUDA, Triton, judging or the files' reader (`log.py`).
+Owns the file `events-<pid>.jsonl` (`events-<pid>-<ns>.jsonl` where an earlier program
+of that number has the name): a JSON object a line, appended with one `write` each, so
+that a killed process loses nothing it had begun. A begin line comes before the work (a
+hang or a kill leaves it open), an end line after. Knows nothing of CUDA, Triton, judging
+or the files' reader (`log.py`).
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jitwatch.events import Kind, Phase, SourceState, Variant
 
 #: Version of the line format; a reader refuses a newer one.
 FORMAT = 1
+#: Numbers of a process's second file begin here, of its third at twice that, and so on.
+NUMBERS_A_FILE = 10**9
 
 
 class Recorder:
     """Appends records of this process; safe from any thread, never raises in a hook.
 
     A write that fails (a full disk) is counted in `dropped` and told about at the
-    next write that works.
+    next write that works. A forked child only says that it had something to write,
+    or, with `follow_forks`, goes on in a file of its own.
     """
 
-    def __init__(self, run_dir: Path, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        clock: Callable[[], int] = time.monotonic_ns,
+        follow_forks: bool = False,
+    ) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self.run_dir = run_dir
         self.clock = clock
-        self.pid = os.getpid()
-        self.dropped = 0
-        self._told = 0
+        self.follow_forks = follow_forks
         self.on_step: list[Callable[[int | None], None]] = []
         #: Tokens of the longest step so far; whoever asks may set it back to 0.
         self.longest_step = 0
+        self._open()
+
+    def _open(self) -> None:
+        """Begin this process's file."""
+        self.pid = os.getpid()
+        self.dropped = self._told = 0
         self._lock = threading.Lock()
-        self._seq = 0
-        self._step_ids = 0
-        self._local = threading.local()
+        self._thread = _Thread()
+        stem = f"events-{self.pid}"
+        earlier = len(list(self.run_dir.glob(f"{stem}-*.jsonl")))
+        earlier += (self.run_dir / f"{stem}.jsonl").exists()
+        self._seq = earlier * NUMBERS_A_FILE
+        self._step_ids = itertools.count(self._seq + 1)
+        name = f"{stem}-{self.clock()}" if earlier else stem
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(run_dir / f"events-{self.pid}.jsonl", flags, 0o644)
-        self._write({"r": "process", "format": FORMAT, "pid": self.pid, "t": clock()})
+        self._fd = os.open(self.run_dir / f"{name}.jsonl", flags, 0o644)
+        self._write({"r": "process", "format": FORMAT, "pid": self.pid, "t": self.clock()})
 
     # -- events ---------------------------------------------------------------
 
@@ -125,27 +145,32 @@ class Recorder:
     @property
     def current_step(self) -> int | None:
         """The id of the step open on this thread, if there is one."""
-        return getattr(self._local, "step", None)
+        return self._thread.step
 
-    @contextmanager
-    def step(self, phase: Phase, requests: tuple[str, ...], tokens: int) -> Iterator[int]:
+    def step(
+        self, phase: Phase, requests: tuple[str, ...], tokens: int
+    ) -> AbstractContextManager[int]:
         """Mark one forward of the target for `requests`; events in it are charged to them."""
-        with self._lock:
-            self._step_ids += 1
-            step = self._step_ids
+        return _OpenStep(self, phase, requests, tokens)
+
+    def begin_step(self, phase: Phase, requests: tuple[str, ...], tokens: int) -> _StepBefore:
+        """Open a step on this thread. On every forward's path: it must cost little."""
+        thread = self._thread
+        step = next(self._step_ids)
         self.longest_step = max(self.longest_step, tokens)
-        outer = self.current_step
-        tid = threading.get_native_id()
-        begin = {"r": "step", "id": step, "phase": phase, "requests": requests, "tokens": tokens}
-        self._write({**begin, "tid": tid, "t": self.clock()})
+        before = _StepBefore(step, thread.step, len(thread.open_events))
+        self._append(
+            f'{{"r": "step", "id": {step}, "phase": "{phase}", "requests": {_as_list(requests)}, '
+            f'"tokens": {tokens}, "tid": {thread.tid}, "t": {self.clock()}}}\n'
+        )
         self._set_step(step)
-        depth = len(self._open_events())
-        try:
-            yield step
-        finally:
-            self._set_step(outer)
-            self._close_from(depth)
-            self._write({"r": "step_end", "id": step, "t": self.clock()})
+        return before
+
+    def end_step(self, before: _StepBefore) -> None:
+        """Close a step, and what an exception left open in it."""
+        self._set_step(before.outer)
+        self._close_from(before.depth)
+        self._append(f'{{"r": "step_end", "id": {before.step}, "t": {self.clock()}}}\n')
 
     def request(self, request: str, prompt_tokens: int, output_tokens: int) -> None:
         """A request arrived."""
@@ -199,7 +224,7 @@ class Recorder:
     # -- inside --------------------------------------------------------------------
 
     def _set_step(self, step: int | None) -> None:
-        self._local.step = step
+        self._thread.step = step
         for notify in self.on_step:
             notify(step)
 
@@ -211,28 +236,85 @@ class Recorder:
         del open_events[depth:]
 
     def _open_events(self) -> list[int]:
-        open_events: list[int] | None = getattr(self._local, "open_events", None)
-        if open_events is None:
-            open_events = self._local.open_events = []
-        return open_events
+        return self._thread.open_events
 
     def _silent(self) -> None:
         """A forked child must not write into its parent's file: it says only that it had to."""
         with suppress(OSError):
             (self.run_dir / f"silent-{os.getpid()}").touch()
 
-    def _write(self, record: dict[str, Any]) -> None:
-        if os.getpid() != self.pid:
-            self._silent()
-            return
+    def in_forked_child(self) -> None:
+        """Go on in a file of this process's own."""
+        with suppress(OSError):
+            os.close(self._fd)
         try:
-            data = (json.dumps(record, default=str) + "\n").encode()
-            lost = self.dropped - self._told
-            if lost:
-                # On a line of its own: the one before may be torn.
-                data = b"\n" + json.dumps({"r": "lost", "number": lost}).encode() + b"\n" + data
+            self._open()
+        except OSError:
+            self._silent()
+            self._fd = -1
+
+    def _write(self, record: dict[str, Any]) -> None:
+        try:
+            self._append(json.dumps(record, default=str) + "\n")
+        except (ValueError, TypeError, RecursionError):
+            self.dropped += 1
+
+    def _append(self, line: str) -> None:
+        """Write one line, and before it how many were lost."""
+        if os.getpid() != self.pid:
+            if not self.follow_forks:
+                self._silent()
+                return
+            self.in_forked_child()
+        data = line.encode()
+        lost = self.dropped - self._told
+        if lost:
+            # On a line of its own: the one before may be torn.
+            data = b"\n" + json.dumps({"r": "lost", "number": lost}).encode() + b"\n" + data
+        try:
             if os.write(self._fd, data) != len(data):
                 raise OSError("a short write")
             self._told += lost
-        except (OSError, ValueError, TypeError, RecursionError):
+        except OSError:
             self.dropped += 1
+
+
+class _Thread(threading.local):
+    """What one thread has open."""
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self.open_events: list[int] = []
+        self.tid = threading.get_native_id()
+
+
+class _StepBefore(NamedTuple):
+    """A step's number, the step around it, and how many events were open before it."""
+
+    step: int
+    outer: int | None
+    depth: int
+
+
+class _OpenStep:
+    """`begin_step` and `end_step` as a context; contextlib's own would cost twice as much."""
+
+    __slots__ = ("_before", "_phase", "_recorder", "_requests", "_tokens")
+
+    def __init__(
+        self, recorder: Recorder, phase: Phase, requests: tuple[str, ...], tokens: int
+    ) -> None:
+        self._recorder, self._phase = recorder, phase
+        self._requests, self._tokens = requests, tokens
+
+    def __enter__(self) -> int:
+        self._before = self._recorder.begin_step(self._phase, self._requests, self._tokens)
+        return self._before.step
+
+    def __exit__(self, *_: object) -> None:
+        self._recorder.end_step(self._before)
+
+
+@functools.lru_cache(maxsize=256)
+def _as_list(names: tuple[str, ...]) -> str:
+    return json.dumps(names)

@@ -172,12 +172,12 @@ def _stalls(run: Run, *, simulated: bool) -> list[Stall]:
     if run.ready_ns is None:
         return []
     until_ns = run.facts.get("served_until_ns")
-    charges = attribution.charge(run.events, run.steps, run.ready_ns, until_ns)
+    charges = attribution.charge(run.events, run.steps, run.ready_ns, until_ns, run.requests)
     found = diagnosis.diagnose(run.events, (charge.event for charge in charges), run.ready_ns)
     stalls = []
     for charge in charges:
         event = charge.event
-        if event.kind == "load" and event.source != run.coverage.load_source:
+        if event.kind == "load" and not run.coverage.counts(event):
             continue
         diagnosed = found[event.pid, event.seq]
         stalls.append(

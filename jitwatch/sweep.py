@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -21,7 +20,7 @@ from jitwatch.attribution import loaded_variants
 from jitwatch.child import Progress, run_child
 from jitwatch.errors import RunFileError, UsageError
 from jitwatch.log import read_report, write_meta
-from jitwatch.provenance import commit_of
+from jitwatch.provenance import environment_of
 from jitwatch.render.json import read_json
 from jitwatch.report import Report
 from jitwatch.simulate.boards import get_board
@@ -295,7 +294,6 @@ def _job(options: SweepOptions, device: str, run_dir: Path) -> Job:
 
 
 def _meta(options: SweepOptions, device: str) -> dict[str, Any]:
-    commit, dirty = commit_of(options.repo)
     return {
         "device": device,
         "devices": list(options.devices),
@@ -310,13 +308,5 @@ def _meta(options: SweepOptions, device: str) -> dict[str, Any]:
         "packages": list(options.packages),
         "fail_on": options.fail_on,
         "keys_only": options.keys_only,
-        "environment": {
-            "command": options.command,
-            "commit": commit,
-            "dirty": dirty,
-            "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "jitwatch": jitwatch.__version__,
-            "python": platform.python_version(),
-            "platform": f"{platform.system()} {platform.machine()}",
-        },
+        "environment": environment_of(options.repo, options.command),
     }

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from jitwatch.attribution import charge, explain, origin_of, owner_of_kernel, root_of, union_ms
-from tests.samples import MS, READY_NS, driver_load, event, step, variant
+from tests.samples import MS, PID, READY_NS, driver_load, event, request, step, variant
 
 
 @pytest.mark.parametrize(
@@ -235,3 +235,25 @@ def test_the_nearest_enclosing_event_of_a_kind():
 )
 def test_overlapping_time_counts_once(spans, expected):
     assert union_ms([(start * MS, end * MS) for start, end in spans]) == expected
+
+
+def test_without_a_step_the_requests_open_then_are_charged_its_own_process_first():
+    asked = [
+        request(1, 0, 10, pid=PID),
+        request(2, 3, 10, pid=PID + 1),
+        request(3, 5, None, pid=PID),
+        request(4, 20, 10, pid=PID),
+    ]
+    late = event(1, "load", 4)
+
+    def paid(found, asked=asked):
+        [made] = charge([found], [], READY_NS, None, asked)
+        assert made.inferred
+        return made.requests
+
+    assert paid(late) == ("len1",)
+    assert paid(replace(late, pid=PID + 1)) == ("len2",)
+    assert paid(replace(late, pid=99)) == ("len1", "len2")
+    assert paid(event(1, "load", 19)) == ("len3",)
+    assert paid(event(1, "load", 11), asked[:2]) == ("len2",)
+    assert paid(event(1, "load", 14), asked[:2]) == ()

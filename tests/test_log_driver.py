@@ -69,9 +69,10 @@ def test_a_process_has_its_files_from_before_and_after_an_exec_and_no_one_elses(
     (tmp_path / "driver-4-555.stacks").write_text('#1\n  File "/x.py", line 3 in serve\n')
     write_records(tmp_path / "driver-42.bin", 42, load("stranger", 300))
     run = read_run(tmp_path)
-    assert [(e.seq, e.kernel, e.start_ns, e.end_ns, e.stack) for e in run.events] == [
-        (1, "before", 100, 110, ()),
-        (2, "after", 200, 210, ("/x.py:3 serve",)),
+    assert [(e.pid, e.seq, e.kernel, e.start_ns, e.end_ns, e.stack) for e in run.events] == [
+        (4, 1, "before", 100, 110, ()),
+        (4, 2, "after", 200, 210, ("/x.py:3 serve",)),
+        (42, 1, "stranger", 300, 310, ()),
     ]
     assert (run.coverage.dropped, run.coverage.missing_stacks) == (1, {busy: 2})
 

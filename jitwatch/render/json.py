@@ -133,9 +133,10 @@ def _event(data: dict[str, Any]) -> Event:
 
 
 def _coverage(data: dict[str, Any]) -> Coverage:
-    names = ("silent_pids", "blind_spots", "assumed")
+    names = ("silent_pids", "blind_spots", "assumed", "hook_pids")
     sources = tuple(SourceState(**item) for item in data["sources"])
-    return Coverage(**{**data, "sources": sources, **{name: tuple(data[name]) for name in names}})
+    tuples = {name: tuple(data.get(name, ())) for name in names}
+    return Coverage(**{**data, "sources": sources, **tuples})
 
 
 def _read_request(data: dict[str, Any]) -> RequestRow:

@@ -31,6 +31,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -186,6 +187,7 @@ static const struct {
 static pthread_mutex_t arm_mutex = PTHREAD_MUTEX_INITIALIZER; /* never in callbacks */
 static char last_error[512];
 static char record_path[PATH_MAX];
+static char run_stem[64]; /* this process's name in an injected run's directory */
 static void *subscriber;
 static int subscribed;
 static uint32_t cupti_version_number;
@@ -772,7 +774,7 @@ static void in_forked_child(void) {
     atomic_store(&ready, 0);
     atomic_flag_clear(&stack_lock);
     forget_launched();
-    record_path[0] = '\0';
+    record_path[0] = run_stem[0] = '\0';
     self.tid = 0;
     self.depth = 0;
     pthread_mutex_init(&arm_mutex, NULL);
@@ -905,21 +907,75 @@ static int find_mapped_cupti(struct dl_phdr_info *info, size_t size, void *path)
     return 1;
 }
 
-static void arm_injected(const char *directory) {
-    char cupti_path[PATH_MAX] = "", path[PATH_MAX];
-    dl_iterate_phdr(find_mapped_cupti, cupti_path);
-    const char *candidates[] = {cupti_path, "libcupti.so.13", "libcupti.so.12"};
-    for (int i = 0; i < 3; i++) {
-        if (!candidates[i][0]) continue;
-        snprintf(path, sizeof path, "%s/driver-%d.bin", directory, (int)getpid());
-        int error = jw_arm(candidates[i], path, -1, 0);
-        if (error == FILE_NOT_CREATED) { /* exec, or a process number come round again */
-            snprintf(path, sizeof path, "%s/driver-%d-%lld.bin", directory, (int)getpid(),
-                     (long long)now_ns());
-            error = jw_arm(candidates[i], path, -1, 0);
-        }
-        if (error != CANNOT_OPEN_CUPTI) return;
+/* `driver-<pid>`, or with a time behind it where the program that this process was before an
+ * exec, or an earlier process of that number, has the name. Stays the same from its first use. */
+static void choose_stem(const char *directory) {
+    char path[PATH_MAX];
+    if (run_stem[0]) return;
+    snprintf(run_stem, sizeof run_stem, "driver-%d", (int)getpid());
+    for (const char *const *end = (const char *const[]){".bin", ".stacks", ".failed", NULL}; *end;
+         end++) {
+        struct stat found;
+        snprintf(path, sizeof path, "%s/%s%s", directory, run_stem, *end);
+        if (lstat(path, &found) != 0) continue;
+        snprintf(run_stem, sizeof run_stem, "driver-%d-%lld", (int)getpid(), (long long)now_ns());
+        return;
     }
+}
+
+/* Arm with a record file in shared memory and a link to it in the run's directory, or, where
+ * that can't be, with a file there. */
+static int arm_in(const char *directory, const char *cupti_path) {
+    char path[PATH_MAX], name[PATH_MAX];
+    snprintf(name, sizeof name, "%s/%s.bin", directory, run_stem);
+    snprintf(path, sizeof path, "/dev/shm/jitwatch-%d-%lld.bin", (int)getpid(),
+             (long long)now_ns());
+    if (symlink(path, name) == 0) {
+        int error = jw_arm(cupti_path, path, -1, 0);
+        if (!error && strcmp(record_path, path) == 0) return ARMED;
+        unlink(name);
+        if (error != FILE_NOT_CREATED && error != FILE_HAS_NO_SPACE && error != FILE_NOT_MAPPED)
+            return error;
+    }
+    return jw_arm(cupti_path, name, -1, 0);
+}
+
+static void leave_note(const char *directory) {
+    char path[PATH_MAX], text[sizeof last_error];
+    jw_error(text, sizeof text);
+    snprintf(path, sizeof path, "%s/%s.failed", directory, run_stem);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0) return;
+    if (write(fd, text, strlen(text)) < 0) unlink(path);
+    close(fd);
+}
+
+static void arm_injected(const char *directory) {
+    char mapped[PATH_MAX] = "";
+    const char *told = getenv("JITWATCH_CUPTI");
+    dl_iterate_phdr(find_mapped_cupti, mapped);
+    const char *candidates[] = {mapped, told ? told : "", "libcupti.so.13", "libcupti.so.12"};
+    int error = CANNOT_OPEN_CUPTI;
+    choose_stem(directory);
+    for (size_t i = 0; i < sizeof candidates / sizeof candidates[0]; i++) {
+        if (!candidates[i][0]) continue;
+        error = arm_in(directory, candidates[i]);
+        if (error != CANNOT_OPEN_CUPTI) break;
+    }
+    if (error) leave_note(directory);
+}
+
+/* What this process is called in the run's directory, whether or not it is armed yet. */
+EXPORT void jw_run_stem(const char *directory, char *buffer, size_t size) {
+    choose_stem(directory);
+    snprintf(buffer, size, "%s", run_stem);
+}
+
+/* Where stacks go from now on; arming may come later. */
+EXPORT void jw_set_stack(int fd, int number) {
+    pthread_mutex_lock(&arm_mutex);
+    set_stack(fd, number);
+    pthread_mutex_unlock(&arm_mutex);
 }
 
 /* The driver calls this in cuInit; whatever goes wrong must not be the program's problem. */

@@ -120,10 +120,10 @@ class DriverHook:
     def _name_in_run(self) -> str:
         """`driver-<pid>`, or with a time behind it where an earlier arm, or the program that
         this process was before an exec, has that name."""
-        record = self.record_path
-        if record.name.startswith("driver-") and record.parent.samefile(self._directory):
-            self.record_path = self._directory / record.name  # the same file, spelled our way
-            return record.stem
+        for path in self._directory.glob(f"{self._stem}*.bin"):
+            if path.exists() and path.samefile(self.record_path):  # armed by injection
+                self.record_path = path if not path.is_symlink() else self.record_path
+                return path.stem
         taken = os.path.lexists(self._collected(".bin"))
         return f"{self._stem}-{time.monotonic_ns()}" if taken else self._stem
 
@@ -131,11 +131,7 @@ class DriverHook:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._stack_fd = os.open(path, flags, 0o600)
         self.stack_path = path
-        candidates = range(signal.SIGRTMAX - 2, signal.SIGRTMIN, -1)
-        free = (s for s in candidates if self._library.jw_signal_is_free(s))
-        self._signal = next(free, 0)
-        if self._signal:  # without one, stacks are missing and counted as such
-            faulthandler.register(self._signal, file=self._stack_fd, all_threads=False)
+        self._signal = answer_with_stacks(self._library, self._stack_fd)
 
     def _close_stacks(self) -> None:
         if self._signal:
@@ -258,6 +254,18 @@ class DriverHook:
             self.set_explained(False)
         seen = self.counts().loads - before
         return "passed" if seen == 1 else f"one module was loaded, the hook saw {seen}"
+
+
+def answer_with_stacks(library: ctypes.CDLL, fd: int) -> int:
+    """Have a signal that nobody handles answered with the Python stack, written to `fd`.
+
+    Returns its number, or 0 where all are taken: stacks are then missing, and counted as such.
+    """
+    candidates = range(signal.SIGRTMAX - 2, signal.SIGRTMIN, -1)
+    number = next((s for s in candidates if library.jw_signal_is_free(s)), 0)
+    if number:
+        faulthandler.register(number, file=fd, all_threads=False)
+    return number
 
 
 def collect_killed(directory: Path) -> list[Path]:

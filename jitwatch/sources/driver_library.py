@@ -112,11 +112,20 @@ def load_library() -> ctypes.CDLL:
         raise DriverUnavailable(
             "the driver hook can't be loaded", str(error), f"delete {path} and try again"
         ) from error
+    return declare(library)
+
+
+def declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    """`library`, an object built from driver.c, with its functions' types."""
     library.jw_arm.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
     library.jw_cupti_version.restype = ctypes.c_uint32
     library.jw_set_step.argtypes = [ctypes.c_int64]
     for name in ("jw_set_step", "jw_set_explained", "jw_set_ready", "jw_counts"):
         getattr(library, name).restype = None
+    library.jw_run_stem.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
+    library.jw_run_stem.restype = None
+    library.jw_set_stack.argtypes = [ctypes.c_int, ctypes.c_int]
+    library.jw_set_stack.restype = None
     for name in ("jw_error", "jw_record_path"):
         getattr(library, name).argtypes = [ctypes.c_char_p, ctypes.c_size_t]
     return library

@@ -4,10 +4,12 @@
  * the layouts of cupti_callbacks.h, and only where the callback was enabled. Knobs: fake_set_*.
  */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -278,4 +280,14 @@ int fake_install_blocking_handler(int number, int started, int release) {
     started_fd = started;
     release_fd = release;
     return sigaction(number, &action, NULL);
+}
+
+/* Load what CUDA_INJECTION64_PATH names and initialize it, once, as the driver does. */
+int fake_cuInit(void) {
+    static int done;
+    const char *path = getenv("CUDA_INJECTION64_PATH");
+    if (done++ || !path) return 0;
+    void *library = dlopen(path, RTLD_NOW);
+    int (*initialize)(void) = library ? (int (*)(void))dlsym(library, "InitializeInjection") : 0;
+    return initialize ? initialize() - 1 : 999;
 }

@@ -93,7 +93,8 @@ def test_injection_arms_and_a_later_arm_goes_on_with_its_file(fake_path, tmp_pat
         hook = DriverHook.arm(run)
         assert DriverHook.arm(run) is hook
         assert hook.path == Path(sys.argv[1]), hook.path
-        assert hook.record_path == hook.collect() == run / f"driver-{os.getpid()}.bin"
+        assert hook.record_path.parent == Path("/dev/shm")
+        assert hook.collect() == run / f"driver-{os.getpid()}.bin"
         hook.set_ready()
         fake.fake_cuModuleLoadData(b"x", 1)
         log = read_records(hook.collect())
@@ -120,7 +121,9 @@ def test_injection_into_a_process_whose_cupti_is_taken_changes_nothing(fake_path
         env={**os.environ, "JITWATCH_RECORD_DIR": str(tmp_path)},
     )
     assert process.wait() == 0
-    assert list(tmp_path.iterdir()) == []
+    [note] = tmp_path.iterdir()
+    assert note.name == f"driver-{process.pid}.failed"
+    assert "this process already has a subscriber" in note.read_text()
 
 
 def test_injection_never_subscribes_through_tritons_cupti(fake_path, tmp_path):
