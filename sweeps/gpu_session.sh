@@ -81,6 +81,18 @@ freetoken() { # freetoken VERSION
     TABLE+=("$(cat "$WORK/table-$1" 2>/dev/null || echo "freetoken-$1 failed")")
 }
 
+run_freetoken() { # run_freetoken VERSION LENGTHS: the whole program under jitwatch run
+    (
+        unpack "$WORK/site-$1" "ft-$1" ftdeps
+        eval "$("$PY" -m examples.freetoken.prepare "$WORK/kernels-$1" 2>"$WORK/prepare.log")"
+        step "run-freetoken-$1" 280 "$PY" -m jitwatch run --package freetoken \
+            --run-dir "$WORK/run-freetoken-$1" --json "$OUT/run-freetoken-$1.json" \
+            -- "$PY" -m examples.freetoken.program "$2"
+        printf '%s\n' "${TABLE[@]}" >"$WORK/table-run-$1"
+    )
+    TABLE+=("$(cat "$WORK/table-run-$1" 2>/dev/null || echo "run-freetoken-$1 failed")")
+}
+
 # 64 lengths from 11 to 2,560: short prompts one by one, powers of two with their neighbours (the
 # engine's tiles begin at 257 and 2,049), the pull request's rungs 80 and 128, and some in between.
 # cuBLAS takes other kernels at 8k and 8k + 1: most of these only a dense sweep meets.
@@ -163,6 +175,8 @@ for name in "$@"; do
             --lengths "$SIXTY_FOUR"
         ;;
     freetoken-*) freetoken "${name#freetoken-}" ;;
+    run-freetoken-*) run_freetoken "${name#run-freetoken-}" "${RUN_LENGTHS:-11-2560}" ;;
+    run-tests) step run-tests 200 "$PY" -m pytest -q -s -m gpu tests/test_run_gpu.py ;;
     *)
         echo "gpu_session: unknown step $name" >&2
         exit 2
