@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 #: What `jitwatch run` sets for the program and all that it starts.
 RUN_DIR, LIBRARY, INJECTION = "JITWATCH_RUN_DIR", "JITWATCH_LIBRARY", "CUDA_INJECTION64_PATH"
+PACKAGES = "JITWATCH_PACKAGES"
 
 
 class Session:
@@ -58,6 +59,7 @@ class Session:
                 self._recorder = Recorder(self.run_dir, follow_forks=True)
                 atexit.register(self._close)
                 self._guarded(self._attach_hook)
+                self._guarded(self._find_packages)
             return self._recorder
 
     def watch_imports(self) -> None:
@@ -68,6 +70,15 @@ class Session:
             else:
                 sys.meta_path.insert(0, _WhenImported(name, partial(self._guarded, found)))
         os.register_at_fork(after_in_child=lambda: self._guarded(self._in_forked_child))
+
+    def describe_run(self) -> None:
+        """Write what a run directory needs beside records, where nobody did."""
+        from jitwatch.records import META, write_meta
+
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        if not (self.run_dir / META).exists():
+            meta = {"device": "cuda", "mode": "run", "repo": os.getcwd(), "environment": {}}
+            write_meta(self.run_dir, meta)
 
     def arm_late(self) -> None:
         """Arm the driver hook now, in a program that was not started under `jitwatch run`."""
@@ -86,6 +97,17 @@ class Session:
         else:
             self.recorder.source(SourceState("driver", True, f"CUPTI {hook.version}"))
             self._use_hook(hook)
+
+    def _find_packages(self) -> None:
+        """Where the packages under test lie for this process, which may have its own."""
+        folders = {}
+        for name in os.environ.get(PACKAGES, "").split():
+            spec = importlib.util.find_spec(name)
+            if spec is not None:
+                places = spec.submodule_search_locations or [spec.origin or ""]
+                folders[name] = [os.path.realpath(place) for place in places]
+        if folders:
+            self.recorder.fact("packages", folders)
 
     def _begin(self) -> None:
         assert self.recorder is not None  # made now, with all that belongs to it
@@ -164,6 +186,7 @@ def arm(run_dir: str | Path) -> None:
     """
     if _session is None:
         session = _start(run_dir)
+        session.describe_run()
         session.watch_imports()
         session.arm_late()
 

@@ -19,7 +19,7 @@ from typing import Any
 from jitwatch.errors import RunFileError
 from jitwatch.events import SCHEMA, Coverage, Event, Request, Run, SourceState, Step
 from jitwatch.recorder import FORMAT
-from jitwatch.records import FACTS, FIELDS, META_FIELDS, META_OPTIONAL, OPTIONAL, check
+from jitwatch.records import FACTS, FIELDS, META, META_FIELDS, META_OPTIONAL, OPTIONAL, check
 from jitwatch.report import Report, build_report
 from jitwatch.sources.driver_log import (
     SELF_TEST_KERNEL,
@@ -28,8 +28,6 @@ from jitwatch.sources.driver_log import (
     read_stacks,
 )
 from jitwatch.variants import read_variant
-
-META = "meta.json"
 
 
 @dataclass(slots=True)
@@ -63,12 +61,6 @@ class _Process:
         self.closed = self.closed and other.closed
         if self.ready_ns is None:
             self.ready_ns = other.ready_ns
-
-
-def write_meta(run_dir: Path, meta: dict[str, Any]) -> None:
-    """Write `meta.json`: what was asked for, and the environment."""
-    text = json.dumps({"schema": SCHEMA, **meta}, indent=1, sort_keys=True)
-    (run_dir / META).write_text(text + "\n")
 
 
 def run_dirs(path: Path) -> list[Path]:

@@ -1,14 +1,18 @@
 """What a run directory's lines and `meta.json` must hold, so that damage is noticed.
 
-Owns the names and types of fields. `recorder.py` writes such lines, `log.py` reads them.
+Owns the names and types of fields, and writes `meta.json`. `recorder.py` writes such lines,
+`log.py` reads both.
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, get_args
 
-from jitwatch.events import Kind, Phase
+from jitwatch.events import SCHEMA, Kind, Phase
 
+META = "meta.json"
 NULL = type(None)
 #: What a value must be: a type, one of a set of types, one of several words, an int of a range, or
 #: `(list, shape)` and `(dict, shape)` of items.
@@ -85,6 +89,12 @@ FACTS: dict[str, Shape] = {
     "unproved": TEXT,
     "failed": dict,
 }
+
+
+def write_meta(run_dir: Path, meta: dict[str, Any]) -> None:
+    """Write `meta.json`: what was asked for, and the environment."""
+    text = json.dumps({"schema": SCHEMA, **meta}, indent=1, sort_keys=True)
+    (run_dir / META).write_text(text + "\n")
 
 
 def check(record: dict[str, Any], needed: dict[str, Shape], optional: dict[str, Shape]) -> None:

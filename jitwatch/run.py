@@ -25,10 +25,11 @@ from typing import IO, Any
 
 import jitwatch
 from jitwatch.errors import DriverUnavailable, RunFileError, UsageError
-from jitwatch.live import INJECTION, LIBRARY, RUN_DIR
-from jitwatch.log import read_report, write_meta
+from jitwatch.live import INJECTION, LIBRARY, PACKAGES, RUN_DIR
+from jitwatch.log import read_report
 from jitwatch.provenance import environment_of
 from jitwatch.recorder import Recorder
+from jitwatch.records import write_meta
 from jitwatch.report import Report
 from jitwatch.sources.driver import collect_killed
 from jitwatch.sources.driver_library import build_library, find_cupti
@@ -67,6 +68,7 @@ def run_command(options: RunOptions) -> tuple[int, Report]:
     make_run_dir(options.run_dir)
     run_dir = options.run_dir.resolve()
     environment, doubts = watched_environment(os.environ, run_dir)
+    environment[PACKAGES] = " ".join(options.packages)
     meta = {**_meta(options), "doubts": doubts}
     write_meta(run_dir, meta)
     recorder = Recorder(run_dir)

@@ -19,8 +19,9 @@ import jitwatch
 from jitwatch.attribution import loaded_variants
 from jitwatch.child import Progress, run_child
 from jitwatch.errors import RunFileError, UsageError
-from jitwatch.log import read_report, write_meta
+from jitwatch.log import read_report
 from jitwatch.provenance import environment_of
+from jitwatch.records import write_meta
 from jitwatch.render.json import read_json
 from jitwatch.report import Report
 from jitwatch.simulate.boards import get_board

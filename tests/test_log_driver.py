@@ -6,8 +6,9 @@ import json
 import struct
 from pathlib import Path
 
-from jitwatch.log import read_run, write_meta
+from jitwatch.log import read_run
 from jitwatch.recorder import FORMAT
+from jitwatch.records import write_meta
 from jitwatch.sources.driver_log import (
     CAPACITY,
     FORMAT_VERSION,

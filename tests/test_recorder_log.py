@@ -13,8 +13,9 @@ import pytest
 import jitwatch
 from jitwatch.errors import JitwatchError, RunFileError
 from jitwatch.events import SCHEMA, TUNED, Boundary, Rung, SourceState
-from jitwatch.log import read_report, read_run, run_dirs, write_meta
+from jitwatch.log import read_report, read_run, run_dirs
 from jitwatch.recorder import FORMAT, Recorder
+from jitwatch.records import write_meta
 from jitwatch.render.json import render_json
 from jitwatch.render.terminal import render_text
 from jitwatch.render.variant_map import render_map

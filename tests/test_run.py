@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from jitwatch.log import read_run
+from jitwatch.log import read_report, read_run
 from tests.fake_cuda import ROOT, build_fake
 
 #: What every program below begins with: `load()` is cuInit and a module load.
@@ -333,3 +333,54 @@ def test_the_clock_of_both_halves_is_one(jitwatch_run):
     jitwatch_run("import jitwatch; load(); jitwatch.ready()")
     run = read_run(jitwatch_run.directory)
     assert before < run.events[0].start_ns < run.ready_ns < time.monotonic_ns()
+
+
+def test_arming_late_records_from_then_on(tmp_path, fake):
+    code = """
+        import jitwatch
+        load()
+        jitwatch.arm(sys.argv[1])
+        jitwatch.arm(sys.argv[1])
+        jitwatch.ready()
+        with jitwatch.request("one", 5), jitwatch.step("prefill", ["one"], 5):
+            load()
+        """
+    environment = {**os.environ, "FAKE": str(fake), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PRELUDE + textwrap.dedent(code), str(tmp_path / "run")]
+    subprocess.run(command, check=True, env=environment, cwd=tmp_path)
+    run = read_run(tmp_path / "run")
+    assert [event.step for event in run.events] == [1]
+    report = read_report(tmp_path / "run")
+    assert [(stall.requests, stall.inferred) for stall in report.stalls] == [(("one",), False)]
+
+
+def test_a_package_is_found_where_the_program_finds_it(jitwatch_run, tmp_path):
+    (tmp_path / "lib/judged").mkdir(parents=True)
+    (tmp_path / "lib/judged/__init__.py").touch()
+    jitwatch_run(
+        "import jitwatch; jitwatch.ready()",
+        *("--package", "judged", "--package", "nowhere_to_be_found"),
+        PYTHONPATH=str(tmp_path / "lib"),
+    )
+    assert read_run(jitwatch_run.directory).facts["packages"] == {
+        "judged": [str(tmp_path / "lib/judged")]
+    }
+
+
+def test_a_module_is_the_same_watched_or_not(jitwatch_run, tmp_path):
+    """Who only looks for torch, or imports it later, finds what would be there without us."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("class cuda:\n    is_initialized = lambda: False\n")
+    _, out, err = jitwatch_run(
+        """
+        import importlib.util, inspect
+        print(importlib.util.find_spec("torch").origin)
+        print(importlib.util.find_spec("torch").loader.get_filename("torch"))
+        import torch
+        print(type(torch.__loader__).__name__, type(torch.__spec__.loader).__name__)
+        print(inspect.getsource(torch.cuda).splitlines()[0])
+        """
+    )
+    path = str(tmp_path / "torch/__init__.py")
+    names = "SourceFileLoader SourceFileLoader"
+    assert out.splitlines() == [path, path, names, "class cuda:"], err

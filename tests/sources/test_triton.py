@@ -16,8 +16,9 @@ from triton import knobs  # noqa: E402
 from triton.runtime import autotuner, build, jit  # noqa: E402
 
 from jitwatch.events import TUNED  # noqa: E402
-from jitwatch.log import read_run, write_meta  # noqa: E402
+from jitwatch.log import read_run  # noqa: E402
 from jitwatch.recorder import Recorder  # noqa: E402
+from jitwatch.records import write_meta  # noqa: E402
 from jitwatch.simulate import cuda  # noqa: E402
 from jitwatch.simulate.boards import get_board  # noqa: E402
 from jitwatch.simulate.driver import SimulatedDriver, activate  # noqa: E402

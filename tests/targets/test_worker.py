@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from jitwatch.attribution import charge
 from jitwatch.events import Event
-from jitwatch.log import read_run, write_meta
+from jitwatch.log import read_run
+from jitwatch.records import write_meta
 from jitwatch.targets import worker
 from jitwatch.targets.worker import Job, Worker
 
