@@ -25,6 +25,7 @@ from typing import IO, Any
 
 import jitwatch
 from jitwatch.errors import DriverUnavailable, RunFileError, UsageError
+from jitwatch.follow import Follower
 from jitwatch.live import INJECTION, LIBRARY, PACKAGES, RUN_DIR
 from jitwatch.log import read_report
 from jitwatch.provenance import environment_of
@@ -81,13 +82,16 @@ def run_command(options: RunOptions) -> tuple[int, Report]:
         threads = _follow(child, pattern, ready) if pattern is not None else []
         if options.ready_url is not None:
             _in_background(partial(_ask, options.ready_url, child, ready))
+        follower = Follower(run_dir)
         while child.poll() is None:
             processes.look(child.pid)
+            _say(follower)
             time.sleep(LOOK_SECONDS)
         for thread in threads:
             thread.join(timeout=1)
     recorder.close()
     collect_killed(run_dir)
+    _say(follower)
     meta["environment"]["wall_seconds"] = round(time.monotonic() - started, 1)
     try:
         write_meta(run_dir, {**meta, "doubts": [*doubts, *processes.unwatched()]})
@@ -98,6 +102,11 @@ def run_command(options: RunOptions) -> tuple[int, Report]:
             "leave it alone while the command runs",
         ) from error
     return child.returncode, read_report(run_dir)
+
+
+def _say(follower: Follower) -> None:
+    for line in follower.lines():
+        print(line, file=sys.stderr, flush=True)
 
 
 def watched_environment(

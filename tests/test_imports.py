@@ -95,6 +95,7 @@ MODULES_OF = {
         "child",
         "sweep",
         "progress",
+        "follow",
         "provenance",
         "run",
         "plugin",

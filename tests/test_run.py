@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -50,6 +52,7 @@ def jitwatch_run(tmp_path, fake):
                 words,
                 cwd=tmp_path,
                 env={**environment, **more},
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -251,6 +254,9 @@ def test_a_line_of_the_output_says_ready(jitwatch_run, stream):
 
 
 def test_a_url_says_ready(jitwatch_run):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     status, _, err = jitwatch_run(
         """
         import http.server, socketserver, threading
@@ -262,6 +268,7 @@ def test_a_url_says_ready(jitwatch_run):
                 self.end_headers()
             def log_message(self, *_): pass
         load()
+        socketserver.TCPServer.allow_reuse_address = True
         server = socketserver.TCPServer(("127.0.0.1", int(os.environ["PORT"])), Answer)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         while Answer.number < 3:
@@ -269,8 +276,8 @@ def test_a_url_says_ready(jitwatch_run):
         time.sleep(0.5)
         load()
         """,
-        *("--ready-url", "http://127.0.0.1:18473/health", "--fail-on", "any"),
-        PORT="18473",
+        *("--ready-url", f"http://127.0.0.1:{port}/health", "--fail-on", "any"),
+        PORT=str(port),
     )
     assert status == 1, err
     assert "- 1 late third-party load" in err
@@ -384,3 +391,25 @@ def test_a_module_is_the_same_watched_or_not(jitwatch_run, tmp_path):
     path = str(tmp_path / "torch/__init__.py")
     names = "SourceFileLoader SourceFileLoader"
     assert out.splitlines() == [path, path, names, "class cuda:"], err
+
+
+def test_late_loads_are_told_while_the_program_runs(jitwatch_run):
+    process = jitwatch_run.start(
+        """
+        import jitwatch
+        load()
+        jitwatch.ready()
+        with jitwatch.request("first", 64), jitwatch.step("prefill", ["first"], 64):
+            load()
+        with jitwatch.request("second", 65):
+            load()
+        load()
+        sys.stdin.read()
+        """
+    )
+    told = [process.stderr.readline() for _ in range(3)]
+    assert process.poll() is None
+    process.kill()
+    process.communicate()
+    names = [re.fullmatch(r"jitwatch: late load: (.*), \?, \d+\.\d ms\n", line) for line in told]
+    assert [match and match[1] for match in names] == ["first", "second", "no request"], told

@@ -193,3 +193,9 @@ def used_bytes(fd: int) -> int:
         claimed: int = _HEADER.unpack(header)[5]
         return min(HEADER_BYTES + claimed * RECORD_BYTES, num_bytes)
     return num_bytes
+
+
+def num_slots(path: Path) -> int:
+    """How many record slots of a file are used so far, without reading them."""
+    with path.open("rb") as file:
+        return max(0, used_bytes(file.fileno()) - HEADER_BYTES) // RECORD_BYTES
