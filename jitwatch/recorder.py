@@ -145,7 +145,8 @@ class Recorder:
     @property
     def current_step(self) -> int | None:
         """The id of the step open on this thread, if there is one."""
-        return self._thread.step
+        steps = self._thread.steps
+        return steps[-1] if steps else None
 
     def step(
         self, phase: Phase, requests: tuple[str, ...], tokens: int
@@ -158,17 +159,24 @@ class Recorder:
         thread = self._thread
         step = next(self._step_ids)
         self.longest_step = max(self.longest_step, tokens)
-        before = _StepBefore(step, thread.step, len(thread.open_events))
+        before = _StepBefore(step, len(thread.open_events))
         self._append(
             f'{{"r": "step", "id": {step}, "phase": "{phase}", "requests": {_as_list(requests)}, '
             f'"tokens": {tokens}, "tid": {thread.tid}, "t": {self.clock()}}}\n'
         )
-        self._set_step(step)
+        thread.steps.append(step)
+        self._tell_step()
         return before
 
     def end_step(self, before: _StepBefore) -> None:
-        """Close a step, and what an exception left open in it."""
-        self._set_step(before.outer)
+        """Close a step, and what an exception left open in it.
+
+        Steps of asyncio's tasks may overlap on their thread: the one begun last counts.
+        """
+        steps = self._thread.steps
+        if before.step in steps:
+            steps.remove(before.step)
+        self._tell_step()
         self._close_from(before.depth)
         self._append(f'{{"r": "step_end", "id": {before.step}, "t": {self.clock()}}}\n')
 
@@ -223,8 +231,8 @@ class Recorder:
 
     # -- inside --------------------------------------------------------------------
 
-    def _set_step(self, step: int | None) -> None:
-        self._thread.step = step
+    def _tell_step(self) -> None:
+        step = self.current_step
         for notify in self.on_step:
             notify(step)
 
@@ -283,16 +291,15 @@ class _Thread(threading.local):
     """What one thread has open."""
 
     def __init__(self) -> None:
-        self.step: int | None = None
+        self.steps: list[int] = []
         self.open_events: list[int] = []
         self.tid = threading.get_native_id()
 
 
 class _StepBefore(NamedTuple):
-    """A step's number, the step around it, and how many events were open before it."""
+    """A step's number, and how many events were open before it."""
 
     step: int
-    outer: int | None
     depth: int
 
 

@@ -100,3 +100,20 @@ def test_the_first_request_is_as_slow_as_its_committed_result_says():
     cold = json.loads(file.read_text())["cold"]
     assert float(ratio) == round(cold["ttft_ms"]["ratio"], 1)
     assert len(cold["starts"]) == 5
+
+
+def test_a_watched_programs_loads_are_its_results():
+    match = re.search(
+        r"under `jitwatch run`.*\[result\]\((\S+)\)\): (\d+) late loads of its own kernels "
+        r"in (\d+) requests, and (\d+) of",
+        README,
+    )
+    report = json.loads((ROOT / match[1]).read_text())
+    ours = [s for s in report["stalls"] if s["origin"] == "in-repo" and s["kind"] == "load"]
+    counts = report["counts"]
+    paid = {name for stall in ours for name in stall["requests"]}
+    assert [int(n) for n in match.groups()[1:]] == [
+        counts["late_in_repo_loads"],
+        len(paid),
+        counts["late_other_loads"],
+    ]

@@ -419,3 +419,53 @@ def test_no_damage_gives_anything_but_a_report_or_an_error_of_ours(tmp_path):
             assert render_map(report), seed
         passes += report.verdict.outcome == "pass"
     assert passes  # damage to a stack or a name changes no verdict
+
+
+def test_steps_that_overlap_on_a_thread_leave_none_behind(tmp_path):
+    recorder = Recorder(tmp_path)
+    told = []
+    recorder.on_step.append(told.append)
+    first, second = (recorder.step("decode", (name,), 1) for name in "ab")
+    one = first.__enter__()
+    two = second.__enter__()
+    first.__exit__()
+    assert recorder.current_step == two
+    second.__exit__()
+    assert recorder.current_step is None
+    assert told == [one, two, two, None]
+
+
+def test_a_forked_child_goes_on_in_a_file_of_its_own_where_it_may(tmp_path):
+    recorder = Recorder(tmp_path, follow_forks=True)
+    with recorder.step("decode", ("parent",), 1):
+        child = os.fork()
+        if child == 0:
+            recorder.ready()
+            with recorder.step("decode", ("child",), 1):
+                pass
+            os._exit(0)
+        os.waitpid(child, 0)
+    run_of = {step.pid: step for step in read_run_of(tmp_path).steps}
+    assert {pid: step.requests for pid, step in run_of.items()} == {
+        os.getpid(): ("parent",),
+        child: ("child",),
+    }
+    assert not list(tmp_path.glob("silent-*"))
+
+
+def test_a_program_of_the_same_number_has_numbers_of_its_own(tmp_path):
+    for name in ("before", "after"):
+        recorder = Recorder(tmp_path)
+        recorder.end(recorder.begin("load", "triton", name))
+        with recorder.step("decode", (name,), 1):
+            pass
+        recorder.close()
+    run = read_run_of(tmp_path)
+    assert [event.kernel for event in run.events] == ["before", "after"]
+    assert len({event.seq for event in run.events}) == 2
+    assert [step.requests for step in run.steps] == [("before",), ("after",)]
+
+
+def read_run_of(folder):
+    write_meta(folder, META)
+    return read_run(folder)
