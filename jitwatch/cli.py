@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jitwatch
-from jitwatch.errors import JitwatchError, UsageError
+from jitwatch.errors import JitwatchError, RunFileError, UsageError
 from jitwatch.progress import progress_bar
 from jitwatch.provenance import default_repo, without_outputs
 from jitwatch.render.html import render_html
@@ -36,6 +36,7 @@ from jitwatch.sweep import (
     resolve_devices,
     run_sweep,
 )
+from jitwatch.sweep_server import is_url, sweep_server
 from jitwatch.targets.engine import (
     DEFAULT_LAYERS,
     KV_TOKENS,
@@ -109,8 +110,9 @@ def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     add(
         "--target",
         default=NAME,
-        metavar="MODULE:ATTR",
-        help="an object with serve(request), ...; `engine` is this repository's (%(default)s)",
+        metavar="MODULE:ATTR|URL",
+        help="an object with serve(request), ...; the URL of a server under `jitwatch run`; "
+        "`engine` is this repository's (%(default)s)",
     )
     add("--device", default="auto", help="auto, cuda or sim:BOARD; comma-separated for several")
     add("--min", type=int, default=MIN_LENGTH, help="shortest prompt, in tokens (%(default)s)")
@@ -188,6 +190,9 @@ def _run(arguments: argparse.Namespace) -> int:
         typed=shlex.join(["jitwatch", *without_outputs(sys.argv[1:])]),
     )
     status, report = run_command(options)
+    if isinstance(report, RunFileError):
+        print(f"jitwatch: {report}", file=sys.stderr)
+        return end_as(judged(status, report, arguments.fail_on))
     print(_texts([report]), end="", file=sys.stderr)
     print(f"run directory: {options.run_dir}", file=sys.stderr)
     if arguments.json is not None:
@@ -244,6 +249,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
     devices = resolve_devices(arguments.device)
     _refuse_simulated_options(arguments, devices)
     _check_numbers_and_folders(arguments)
+    if is_url(arguments.target):
+        _check_server(arguments)
     _check_output("--json", None if arguments.json == "-" else arguments.json)
     _check_output("--html", arguments.html)
     warmup = arguments.warmup_lengths
@@ -270,10 +277,28 @@ def _sweep(arguments: argparse.Namespace) -> int:
         command=shlex.join(["jitwatch", *without_outputs(sys.argv[1:])]),
     )
     with progress_bar() as progress:
-        reports = run_sweep(options, progress)
+        if is_url(options.target):
+            reports = [sweep_server(options, progress)]
+        else:
+            reports = run_sweep(options, progress)
     print(f"run directory: {options.run_dir}", file=sys.stderr)
     _print(reports, arguments.json, arguments.html)
     return exit_status(reports)
+
+
+def _check_server(arguments: argparse.Namespace) -> None:
+    if arguments.run_dir is None:
+        raise UsageError(
+            f"--target {arguments.target}: --run-dir is missing",
+            "a server is swept in the run directory of its own `jitwatch run`",
+            "give the folder that `jitwatch run` was given",
+        )
+    if arguments.repo is not None:
+        raise UsageError(
+            f"--target {arguments.target}: takes no --repo",
+            "whose kernels are judged is said where the server is watched",
+            "give --repo to `jitwatch run`",
+        )
 
 
 def _check_numbers_and_folders(arguments: argparse.Namespace) -> None:

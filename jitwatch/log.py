@@ -130,8 +130,8 @@ def read_run(run_dir: Path) -> Run:
     )
 
 
-def read_report(run_dir: Path) -> Report:
-    """The report of one run directory.
+def read_report(run_dir: Path, fail_on: str | None = None) -> Report:
+    """The report of one run directory, judged by its own budget where no other is given.
 
     Raises:
         RunFileError: it can't be read.
@@ -149,7 +149,8 @@ def read_report(run_dir: Path) -> Report:
         for request in run.requests
     ]
     try:
-        return build_report(replace(run, requests=tuple(requests)))
+        budget = {} if fail_on is None else {"fail_on": fail_on}
+        return build_report(replace(run, meta={**run.meta, **budget}, requests=tuple(requests)))
     except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError) as error:
         raise RunFileError(
             f"{run_dir} is damaged",

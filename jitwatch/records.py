@@ -79,6 +79,7 @@ FACTS: dict[str, Shape] = {
     "probe_launches": INT,
     "probe_kernels": TEXTS,
     "launches_by_request": (dict, INT),
+    "lengths": (list, TOKENS),
     "winners": (list, dict),
     "hooks_displaced": bool,
     "ladder": (list, dict),

@@ -113,7 +113,8 @@ def build_report(run: Run) -> Report:
     counts = _counts(stalls, requests, warm, coverage, simulated=simulated, sees_others=seen)
     proof = read_proof(run.facts["proof"]) if "proof" in run.facts else None
     ended = evidence.ended_badly(run)
-    not_served = evidence.unanswered(requests, meta.get("lengths", ()))
+    lengths = meta.get("lengths") or run.facts.get("lengths", ())
+    not_served = evidence.unanswered(requests, lengths)
     doubts = evidence.doubts(run, placed, counts, proof, simulated=simulated)
     fail_on = str(meta.get("fail_on", "in-repo"))
     if not ended and not doubts and not (seen and fail_on == "any"):

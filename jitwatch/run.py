@@ -58,12 +58,13 @@ class RunOptions:
     typed: str = ""
 
 
-def run_command(options: RunOptions) -> tuple[int, Report]:
+def run_command(options: RunOptions) -> tuple[int, Report | RunFileError]:
     """Run the command to its end; its status (negative for a signal, as in subprocess), a report.
+
+    Where the run directory is gone by then, the error that says so is in the report's place.
 
     Raises:
         UsageError: the command can't be started, or an option is wrong.
-        RunFileError: the run directory is gone.
     """
     pattern = _pattern(options.ready_log)
     make_run_dir(options.run_dir)
@@ -89,19 +90,22 @@ def run_command(options: RunOptions) -> tuple[int, Report]:
             time.sleep(LOOK_SECONDS)
         for thread in threads:
             thread.join(timeout=1)
-    recorder.close()
-    collect_killed(run_dir)
-    _say(follower)
     meta["environment"]["wall_seconds"] = round(time.monotonic() - started, 1)
+    recorder.close()
     try:
+        (run_dir / f"events-{recorder.pid}.jsonl").stat()  # a process may make the folder anew
+        collect_killed(run_dir)
+        _say(follower)
         write_meta(run_dir, {**meta, "doubts": [*doubts, *processes.unwatched()]})
+        return child.returncode, read_report(run_dir)
     except OSError as error:
-        raise RunFileError(
+        return child.returncode, RunFileError(
             f"the run directory {run_dir} can't be written any more",
             f"{type(error).__name__}: {error.strerror}",
             "leave it alone while the command runs",
-        ) from error
-    return child.returncode, read_report(run_dir)
+        )
+    except RunFileError as error:
+        return child.returncode, error
 
 
 def _say(follower: Follower) -> None:
@@ -322,10 +326,12 @@ def end_as(status: int) -> int:
     return 128 + number  # a signal that doesn't kill
 
 
-def judged(status: int, report: Report, fail_on: str | None) -> int:
+def judged(status: int, report: Report | RunFileError, fail_on: str | None) -> int:
     """The command's own status; where it is 0 and a budget was asked for, the verdict's."""
     if status != 0 or fail_on is None:
         return status
+    if isinstance(report, RunFileError):
+        return 2
     return {"pass": 0, "fail": 1, "inconclusive": 2}[report.verdict.outcome]
 
 

@@ -86,6 +86,7 @@ MODULES_OF = {
         "targets.callable",
         "targets.devices",
         "targets.engine",
+        "targets.server",
         "targets.worker",
     ],
     # Runs inside other people's programs: it imports little, and late.
@@ -94,6 +95,7 @@ MODULES_OF = {
     "leaves": [
         "child",
         "sweep",
+        "sweep_server",
         "progress",
         "follow",
         "provenance",

@@ -173,6 +173,39 @@ def test_a_killed_process_loses_nothing(jitwatch_run):
     assert not any(path.is_symlink() for path in jitwatch_run.directory.iterdir())
 
 
+@pytest.mark.parametrize(("fail_on", "own", "status"), [(False, 3, 3), (True, 3, 3), (True, 0, 2)])
+def test_a_run_directory_that_is_removed_costs_the_report_alone(jitwatch_run, fail_on, own, status):
+    code = f"""
+        import jitwatch, shutil
+        load()
+        shutil.rmtree({str(jitwatch_run.directory)!r})
+        with jitwatch.request("a", 5), jitwatch.step("decode", ["a"], 1):
+            load()
+        print("still here")
+        sys.exit({own})
+        """
+    found, out, err = jitwatch_run(code, *(["--fail-on", "any"] if fail_on else []))
+    assert (found, out) == (status, "still here\n"), err
+    assert "can't be written any more" in err
+    assert "Traceback" not in err
+
+
+def test_a_full_disk_is_nothing_to_the_program(jitwatch_run):
+    code = """
+        import jitwatch, resource, signal
+        load()
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # every write fails from here on
+        jitwatch.ready()
+        with jitwatch.request("a", 5), jitwatch.step("decode", ["a"], 1):
+            load()
+        print("still here")
+        """
+    status, out, err = jitwatch_run(code)
+    assert (status, out) == (0, "still here\n"), err
+    assert "Traceback" not in err
+
+
 def test_a_signal_to_us_reaches_the_program(jitwatch_run):
     process = jitwatch_run.start(
         """
