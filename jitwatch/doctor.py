@@ -16,9 +16,18 @@ from typing import Any
 
 import jitwatch
 from jitwatch.errors import DriverUnavailable
+from jitwatch.sources.driver import SHARED_MEMORY
+from jitwatch.sources.driver_library import build_library
+from jitwatch.sources.driver_log import FILE_BYTES
 from jitwatch.sweep import has_gpu
 
 PACKAGES = ("torch", "triton", "pytest", "cuda-python", "cuda-bindings", "py-spy", "pandas")
+#: How the types of file systems begin that lie on another machine: slow to lock, slow to list.
+NETWORK = (
+    *("nfs", "cifs", "smb", "lustre", "beegfs", "ceph", "gpfs", "9p", "afs", "glusterfs"),
+    *("fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.juicefs"),
+)
+MOUNTS = Path("/proc/mounts")
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
@@ -28,6 +37,7 @@ def examine() -> dict[str, Any]:
         "versions": _versions(),
         "driver": {"gpu": has_gpu(), "module_loading": os.environ.get("CUDA_MODULE_LOADING")},
         **_driver_hook(),
+        "recording": _recording(),
         "ptrace": _ptrace(),
         "triton_cache": _triton_cache(),
     }
@@ -87,6 +97,26 @@ def _driver_hook() -> dict[str, Any]:
     }
 
 
+def _recording() -> dict[str, Any]:
+    """What `jitwatch run` needs: the hook's object, room for its files, nobody else injected."""
+    try:
+        library, reason = str(build_library()), None
+    except DriverUnavailable as error:
+        library, reason = None, f"{error.what}: {error.why}"
+    try:
+        free = shutil.disk_usage(SHARED_MEMORY).free
+    except OSError:
+        free = 0
+    too_small = f"below {FILE_BYTES:,} B a process: records go to the run directory's disk"
+    return {
+        "library": library,
+        "library_reason": reason,
+        "shared_memory_free_bytes": free,
+        "shared_memory_note": None if free >= FILE_BYTES else too_small,
+        "injection": os.environ.get("CUDA_INJECTION64_PATH"),
+    }
+
+
 def _ptrace() -> dict[str, Any]:
     """Whether py-spy could look into another process of ours."""
     try:
@@ -107,16 +137,28 @@ def _triton_cache() -> dict[str, Any]:
         "path": str(path),
         "exists": path.is_dir(),
         "writable": os.access(existing, os.W_OK),
+        "size_bytes": _size(path),
         "free_bytes": shutil.disk_usage(existing).free,
-        "file_system": _file_system(existing),
+        "file_system": (kind := _file_system(existing)),
+        "network": kind.startswith(NETWORK),
     }
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files in it; what disappears meanwhile counts for nothing."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(parent, name)).st_size
+    return total
 
 
 def _file_system(path: Path) -> str:
     """The type of the file system that holds `path` (nfs and the like are slow to lock)."""
     best, kind = "", "unknown"
     try:
-        mounts = Path("/proc/mounts").read_text().splitlines()
+        mounts = MOUNTS.read_text().splitlines()
     except OSError:
         return kind
     for line in mounts:
