@@ -115,7 +115,7 @@ def place(
 def origin_of(event: Event, repo: str | None, packages: Mapping[str, Sequence[str]]) -> str:
     """The origin of one event, by its kernel's source file, else by its symbol names."""
     if event.file is None:
-        return owner_of_kernel(event.kernel)
+        return "compiler" if event.kind == "subprocess" else owner_of_kernel(event.kernel)
     for places in packages.values():
         if any(event.file == place or _is_under(event.file, place) for place in places):
             return IN_REPO

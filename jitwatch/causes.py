@@ -290,6 +290,22 @@ def launcher_built(event: Event, diff: Sequence[DiffRow]) -> Cause:
     )
 
 
+def compiler_started(event: Event, diff: Sequence[DiffRow]) -> Cause:
+    """A compiler was started as a program of its own: nvcc, ninja, gcc, ptxas.
+
+    What happened: something is built from source now, an extension or a kernel of a library's.
+    Why it matters: seconds to minutes, and what it builds is loaded afterwards.
+    How to fix: build it before ready, at install time or in warmup, and keep its cache.
+    Not this: what a Triton compile starts itself: that is part of the compile.
+    """
+    return Cause(
+        "JW207",
+        "compiler started",
+        f"{event.kernel} was started as a program of its own",
+        "build it before ready: at install time, or in warmup with a cache that is kept",
+    )
+
+
 def unexplained(event: Event, diff: Sequence[DiffRow]) -> Cause:
     """The driver loaded a module that no hook of ours explains.
 
@@ -324,6 +340,7 @@ CAUSES: dict[str, CauseFunction] = {
     "JW204": driver_built,
     "JW205": library_per_shape,
     "JW206": launcher_built,
+    "JW207": compiler_started,
     "JW901": unexplained,
 }
 

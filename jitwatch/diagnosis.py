@@ -97,8 +97,10 @@ def _inherited(
 
 
 def _diagnose(event: Event, memory: _Known) -> Diagnosis:
-    if event.kind in ("launcher_build", "subprocess"):
+    if event.kind == "launcher_build":
         return _named("JW206", event, ())
+    if event.kind == "subprocess":
+        return _named("JW207", event, ())
     if event.kind == "link":
         return _named("JW204", event, ())
     variant = event.variant

@@ -64,7 +64,11 @@ class Session:
 
     def watch_imports(self) -> None:
         """Arm the sources when torch and triton are imported, at once where they are."""
-        for name, found in (("torch", self._begin), ("triton", self._arm_triton)):
+        for name, found in (
+            ("torch", self._begin),
+            ("triton", self._arm_triton),
+            ("subprocess", self._arm_compilers),
+        ):
             if name in sys.modules:
                 self._guarded(found)
             else:
@@ -135,6 +139,11 @@ class Session:
             explain = self._hook.set_explained if self._hook is not None else None
             self._triton = TritonSource(self.recorder, explain)
             self.recorder.source(self._triton.arm())
+
+    def _arm_compilers(self) -> None:
+        from jitwatch.sources.compilers import CompilerSource
+
+        CompilerSource(lambda: self.recorder).arm()
 
     def _in_forked_child(self) -> None:
         self._lock = threading.RLock()

@@ -84,8 +84,12 @@ class Recorder:
         detail: str = "",
         nbytes: int = 0,
         start_ns: int | None = None,
+        detached: bool = False,
     ) -> int:
-        """Write a begin record, before the work, and return the event's `seq`."""
+        """Write a begin record, before the work, and return the event's `seq`.
+
+        A `detached` one goes on beside what this thread does next, which is not inside it.
+        """
         with self._lock:
             self._seq += 1
             seq = self._seq
@@ -111,7 +115,8 @@ class Recorder:
             record["detail"] = detail
         if nbytes:
             record["nbytes"] = nbytes
-        open_events.append(seq)
+        if not detached:
+            open_events.append(seq)
         self._write(record)
         return seq
 
@@ -129,6 +134,11 @@ class Recorder:
         if nbytes:
             record["nbytes"] = nbytes
         self._write(record)
+
+    @property
+    def is_inside_event(self) -> bool:
+        """Whether an event is open on this thread."""
+        return bool(self._open_events())
 
     def reenter(self, seq: int) -> None:
         """Go on with an event that was ended: what follows is inside it until the next end."""

@@ -33,6 +33,7 @@ REACHED = {
     "JW204": [event(1, "link", 1, variant=None, source="driver")],
     "JW205": [driver_load(1, 1, origin="cublas")],
     "JW206": [event(1, "launcher_build", 1)],
+    "JW207": [event(1, "subprocess", 1)],
     "JW901": [driver_load(1, 1, origin="unknown")],
 }
 

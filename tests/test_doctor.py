@@ -41,12 +41,7 @@ def test_tritons_cache(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mounted", "kind", "network"),
-    [
-        ("nfs4", "nfs4", True),
-        ("fuse.sshfs", "fuse.sshfs", True),
-        ("fuse.overlayfs",) * 2 + (False,),
-    ],
+    ("kind", "network"), [("nfs4", True), ("fuse.sshfs", True), ("fuse.overlayfs", False)]
 )
 def test_a_cache_on_another_machine_is_told(monkeypatch, capsys, tmp_path, kind, network):
     mounts = tmp_path / "mounts"

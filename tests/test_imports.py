@@ -43,6 +43,7 @@ MODULES_OF = {
     "recorder": ["recorder", "records"],
     "sources": [
         "sources",
+        "sources.compilers",
         "sources.driver",
         "sources.driver_library",
         "sources.driver_log",

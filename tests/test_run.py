@@ -446,3 +446,18 @@ def test_late_loads_are_told_while_the_program_runs(jitwatch_run):
     process.communicate()
     names = [re.fullmatch(r"jitwatch: late load: (.*), \?, \d+\.\d ms\n", line) for line in told]
     assert [match and match[1] for match in names] == ["first", "second", "no request"], told
+
+
+def test_a_compiler_on_the_request_path_is_charged(jitwatch_run):
+    _, _, err = jitwatch_run(
+        """
+        import jitwatch
+        load()
+        jitwatch.ready()
+        with jitwatch.request("one", prompt_tokens=64):
+            subprocess.run(["cc", "--version"], stdout=subprocess.DEVNULL)
+        """
+    )
+    said = " ".join(err.split())
+    assert "compiler: prompt_tokens 64: 1 subprocess; " in said
+    assert "step inferred; JW207 compiler started: cc" in said
