@@ -96,7 +96,8 @@ def explain(events: Sequence[Event]) -> list[Event]:
                 file=parent.file,
                 line=parent.line,
                 stack=parent.stack,
-                step=parent.step if event.step is None else event.step,
+                # A thread knows the step begun last on it, a compiler's hook that of its task.
+                step=event.step if parent.step is None else parent.step,
             )
         )
     return explained
@@ -170,7 +171,9 @@ def charge(
         if after and (step is not None or event.origin != IN_REPO):
             continue
         paid = step.requests if step else _open_requests(requests, event)
-        charges.append(Charge(event, paid, inferred))
+        beside = _beside(step, steps, event) if step is not None and not inferred else ()
+        paid = tuple(dict.fromkeys((*paid, *(name for s in beside for name in s.requests))))
+        charges.append(Charge(event, paid, inferred or bool(beside)))
     return charges
 
 
@@ -215,6 +218,29 @@ def union_ms(spans: Iterable[tuple[int, int]]) -> float:
 
 def _is_under(file: str, folder: str) -> bool:
     return file.startswith(folder.rstrip("/") + "/")
+
+
+def _beside(step: Step, steps: Sequence[Step], event: Event) -> list[Step]:
+    """Steps that overlap `step` on the thread of a driver event that no compiler's hook explains:
+    tasks of one event loop, and nothing tells which of them it was."""
+    if event.source != "driver" or event.parent is not None:
+        return []
+    return [
+        other
+        for other in steps
+        if (other.pid, other.tid) == (event.pid, event.tid)
+        and other.start_ns <= event.start_ns
+        and (other.end_ns is None or other.end_ns >= event.start_ns)
+        and not _within(step, other)
+        and other.id != step.id
+    ]
+
+
+def _within(inner: Step, outer: Step) -> bool:
+    """Whether one step lies wholly inside the other, as nested calls do."""
+    if inner.start_ns < outer.start_ns:
+        return False
+    return outer.end_ns is None or (inner.end_ns is not None and inner.end_ns <= outer.end_ns)
 
 
 def _open_requests(requests: Sequence[Request], event: Event) -> tuple[str, ...]:

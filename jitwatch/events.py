@@ -234,8 +234,9 @@ class Coverage:
 
     `load_source` is the source whose loads are counted: the driver's where it is
     armed, else the compiler hook's; in the processes `hook_pids` the driver's is not,
-    and the compiler hook's count. `self_test` is `passed`, `skipped` or what went
-    wrong. `assumed` lists lines that read back what only a kernel could know.
+    and the compiler hook's count (`unarmed_reasons` say why). `self_test` is `passed`,
+    `skipped` or what went wrong. `assumed` lists lines that read back what only a kernel
+    could know.
     """
 
     sources: tuple[SourceState, ...]
@@ -249,6 +250,7 @@ class Coverage:
     probes: int = 0
     probe_launches: int | None = None
     hook_pids: tuple[int, ...] = ()
+    unarmed_reasons: tuple[str, ...] = ()
 
     def counts(self, event: Event) -> bool:
         """Whether a load is counted: each one is seen by several sources."""

@@ -76,11 +76,14 @@ def unwatched_driver(coverage: Coverage) -> list[str]:
     """In a watched program each load must be seen at the driver: there are no probes to ask."""
     if coverage.load_source == "driver" and not coverage.hook_pids:
         return []
-    state = next((s for s in coverage.sources if s.name == "driver"), None)
     pids = ", ".join(map(str, coverage.hook_pids))
+    reasons = "; ".join(dict.fromkeys(coverage.unarmed_reasons))
     where = f" in process {pids}" if pids else ""
-    why = f": {state.reason}" if state is not None and state.reason else ""
-    return [f"the driver hook was not armed{where}{why}; other loads than Triton's are unseen"]
+    why = f" ({reasons})" if reasons else ""
+    there = " there" if pids else ""
+    return [
+        f"the driver hook was not armed{where}{why}: other loads than Triton's are unseen{there}"
+    ]
 
 
 def unseen_launches(
@@ -127,7 +130,7 @@ def contradictions(
             "(add to kernel_load_start_hook, don't assign it)"
         )
     if coverage.load_source == "driver":
-        found += _hook_without_module(events)
+        found += _hook_without_module([e for e in events if e.pid not in coverage.hook_pids])
         found += _launched_without_load(events, facts.get("probe_kernels", ()))
     return found
 

@@ -414,6 +414,12 @@ def _coverage(
         sources=tuple(sources[name] for name in sorted(sources)),
         load_source=armed[0] if armed else None,
         hook_pids=tuple(sorted(hooks)) if armed[:1] == ["driver"] else (),
+        unarmed_reasons=tuple(
+            state.reason
+            for process in processes
+            for name, state in sorted(process.sources.items())
+            if name == "driver" and not state.armed
+        ),
         self_test=str(facts.get("self_test", ["skipped"])[-1]),
         dropped=driver_dropped + sum(process.dropped for process in processes),
         blind_spots=tuple(dict.fromkeys(blind)),

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, suppress
+from contextvars import ContextVar, Token
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +60,8 @@ class Recorder:
         self.dropped = self._told = 0
         self._lock = threading.Lock()
         self._thread = _Thread()
+        self._step: ContextVar[int | None] = ContextVar("jitwatch_step", default=None)
+        self._open_steps: set[int] = set()
         stem = f"events-{self.pid}"
         earlier = len(list(self.run_dir.glob(f"{stem}-*.jsonl")))
         earlier += (self.run_dir / f"{stem}.jsonl").exists()
@@ -154,9 +157,9 @@ class Recorder:
 
     @property
     def current_step(self) -> int | None:
-        """The id of the step open on this thread, if there is one."""
-        steps = self._thread.steps
-        return steps[-1] if steps else None
+        """The id of the step open in this thread or asyncio task, if there is one."""
+        step = self._step.get()
+        return step if step in self._open_steps else None
 
     def step(
         self, phase: Phase, requests: tuple[str, ...], tokens: int
@@ -169,7 +172,8 @@ class Recorder:
         thread = self._thread
         step = next(self._step_ids)
         self.longest_step = max(self.longest_step, tokens)
-        before = _StepBefore(step, len(thread.open_events))
+        self._open_steps.add(step)
+        before = _StepBefore(step, len(thread.open_events), self._step.set(step))
         self._append(
             f'{{"r": "step", "id": {step}, "phase": "{phase}", "requests": {_as_list(requests)}, '
             f'"tokens": {tokens}, "tid": {thread.tid}, "t": {self.clock()}}}\n'
@@ -179,10 +183,10 @@ class Recorder:
         return before
 
     def end_step(self, before: _StepBefore) -> None:
-        """Close a step, and what an exception left open in it.
-
-        Steps of asyncio's tasks may overlap on their thread: the one begun last counts.
-        """
+        """Close a step, and what an exception left open in it."""
+        self._open_steps.discard(before.step)
+        with suppress(ValueError):  # a generator may be closed in another context
+            self._step.reset(before.token)
         steps = self._thread.steps
         if before.step in steps:
             steps.remove(before.step)
@@ -242,7 +246,9 @@ class Recorder:
     # -- inside --------------------------------------------------------------------
 
     def _tell_step(self) -> None:
-        step = self.current_step
+        """Steps of tasks may overlap on their thread, which is told of the one begun last."""
+        steps = self._thread.steps
+        step = steps[-1] if steps else None
         for notify in self.on_step:
             notify(step)
 
@@ -307,10 +313,11 @@ class _Thread(threading.local):
 
 
 class _StepBefore(NamedTuple):
-    """A step's number, and how many events were open before it."""
+    """A step's number, how many events were open before it, and the step around it."""
 
     step: int
     depth: int
+    token: Token[int | None]
 
 
 class _OpenStep:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from jitwatch.attribution import charge, explain, origin_of, owner_of_kernel, root_of, union_ms
-from tests.samples import MS, PID, READY_NS, driver_load, event, request, step, variant
+from tests.samples import MS, PID, READY_NS, TID, driver_load, event, request, step, variant
 
 
 @pytest.mark.parametrize(
@@ -156,10 +156,10 @@ def test_a_compile_explains_no_load():
     assert explained(driver_load(2, 11, 1), compiled).parent is None
 
 
-def test_a_load_that_names_its_parent_keeps_it_and_its_own_step():
+def test_a_load_that_names_its_parent_keeps_it():
     named = driver_load(2, 50, 1, parent=1, step=9)
     found = explained(named)
-    assert (found.parent, found.kernel, found.step) == (1, "scale_kernel", 9)
+    assert (found.parent, found.kernel, found.step) == (1, "scale_kernel", 3)
 
 
 # -- who waited ------------------------------------------------------------------------
@@ -257,3 +257,27 @@ def test_without_a_step_the_requests_open_then_are_charged_its_own_process_first
     assert paid(event(1, "load", 19)) == ("len3",)
     assert paid(event(1, "load", 11), asked[:2]) == ("len2",)
     assert paid(event(1, "load", 14), asked[:2]) == ()
+
+
+def test_a_load_that_nothing_explains_is_charged_to_all_overlapping_steps_of_its_thread():
+    first, second = step(1, 0, 10), step(2, 5, 10)
+    outer, elsewhere = step(3, 4, 20), step(4, 0, 10, tid=TID + 1)
+    late = driver_load(9, 6, step=2)
+
+    def paid(found, *steps):
+        [made] = charge([found], steps, READY_NS, None)
+        return made.requests, made.inferred
+
+    assert paid(late, first, second) == (("len2", "len1"), True)
+    assert paid(late, second, outer, elsewhere) == (("len2",), False)
+    assert paid(replace(late, parent=3), first, second) == (("len2",), False)
+    assert paid(event(9, "load", 6, step=2), first, second) == (("len2",), False)
+    assert paid(late, step(1, 0, 5.9), second) == (("len2",), False)
+    assert paid(late, step(1, 0, None), second) == (("len2",), False)
+
+
+def test_a_hooks_step_beats_that_of_the_thread():
+    hook = event(1, "load", 4, 4, step=1)
+    assert explain([hook, driver_load(2, 5, step=2)])[1].step == 1
+    bare = event(1, "load", 4, 4)
+    assert explain([bare, driver_load(2, 5, step=2)])[1].step == 2

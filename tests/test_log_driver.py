@@ -6,7 +6,8 @@ import json
 import struct
 from pathlib import Path
 
-from jitwatch.log import read_run
+from jitwatch.follow import Follower
+from jitwatch.log import read_report, read_run
 from jitwatch.recorder import FORMAT
 from jitwatch.records import write_meta
 from jitwatch.sources.driver_log import (
@@ -86,3 +87,52 @@ def test_the_self_tests_module_is_no_event_and_its_namesakes_are(tmp_path):
     write_records(tmp_path / "driver-4.bin", 4, slots)
     kernels = [event.kernel for event in read_run(tmp_path).events]
     assert kernels == [f"{SELF_TEST_KERNEL}_2", f"{SELF_TEST_KERNEL},other"]
+
+
+def test_where_one_process_has_no_driver_hook_its_compilers_hook_counts(tmp_path):
+    write_meta(tmp_path, {"device": "cuda", "mode": "run", "repo": "/repo"})
+    write_records(tmp_path / "driver-41.bin", 41, load("k", 2_000))
+    (tmp_path / "driver-42.failed").write_text("this process already has a subscriber")
+    recorder = {"r": "begin", "tid": 7, "step": None, "source": "triton", "kernel": "k"}
+    for pid in (41, 42):
+        lines = [
+            {"r": "process", "format": FORMAT, "pid": pid},
+            {"r": "source", "name": "triton", "armed": True, "version": "3.6.0", "reason": ""},
+            {"r": "ready", "t": 1_000},
+            {
+                **recorder,
+                "seq": 1,
+                "t": 1_999,
+                "kind": "load",
+                "parent": None,
+                "file": "/repo/k.py",
+            },
+            {"r": "end", "seq": 1, "t": 2_030},
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / f"events-{pid}.jsonl").write_text(text)
+    coverage = read_run(tmp_path).coverage
+    assert (coverage.load_source, coverage.hook_pids) == ("driver", (42,))
+    report = read_report(tmp_path)
+    assert {s.event.pid: s.event.source for s in report.stalls} == {41: "driver", 42: "triton"}
+    assert report.counts["late_in_repo_loads"] == 2
+    assert report.doubts == (
+        "the driver hook was not armed in process 42 (this process already has a subscriber): "
+        "other loads than Triton's are unseen there",
+    )
+
+
+def test_a_load_is_told_when_its_call_is_over(tmp_path):
+    write_process(tmp_path, 7)
+    events = tmp_path / "events-7.jsonl"
+    events.write_text(events.read_text() + json.dumps({"r": "ready", "t": 1}) + "\n")
+    path, follower = tmp_path / "driver-7.bin", Follower(tmp_path)
+    opened = record(API_CALL, "cuModuleLoadData", 100, 0)
+    within = record(MODULE_LOADED, "slow", 150, 150, 3)
+    write_records(path, 7, load("first", 50) + opened + within)
+    assert list(follower.lines()) == ["jitwatch: late load: no request, first, 0.0 ms"]
+    closed = record(API_CALL, "cuModuleLoadData", 100, 2_000_100)
+    explained = load("ours", 3_000_000, 4, EXPLAINED)
+    write_records(path, 7, load("first", 50) + closed + within + explained)
+    assert list(follower.lines()) == ["jitwatch: late load: no request, slow, 2.0 ms"]
+    assert list(follower.lines()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -421,18 +422,32 @@ def test_no_damage_gives_anything_but_a_report_or_an_error_of_ours(tmp_path):
     assert passes  # damage to a stack or a name changes no verdict
 
 
-def test_steps_that_overlap_on_a_thread_leave_none_behind(tmp_path):
+def test_tasks_of_one_thread_have_steps_of_their_own(tmp_path):
     recorder = Recorder(tmp_path)
     told = []
     recorder.on_step.append(told.append)
-    first, second = (recorder.step("decode", (name,), 1) for name in "ab")
-    one = first.__enter__()
-    two = second.__enter__()
-    first.__exit__()
-    assert recorder.current_step == two
-    second.__exit__()
-    assert recorder.current_step is None
-    assert told == [one, two, two, None]
+
+    async def serve(name, before, inside):
+        await asyncio.sleep(before)
+        with recorder.step("decode", (name,), 1) as step:
+            await asyncio.sleep(inside)
+            assert recorder.current_step == step
+            late = asyncio.create_task(afterwards(step))
+            assert await asyncio.to_thread(lambda: recorder.current_step) == step
+        assert recorder.current_step is None
+        await late
+
+    async def afterwards(step):
+        assert recorder.current_step == step  # it began in the step
+        await asyncio.sleep(0.2)
+        assert recorder.current_step is None  # which is over
+
+    async def both():
+        await asyncio.gather(serve("a", 0, 0.05), serve("b", 0.02, 0.1))
+
+    asyncio.run(both())
+    # The thread knows the step begun last; when all are over, none.
+    assert told == [1, 2, 2, None]
 
 
 def test_a_forked_child_goes_on_in_a_file_of_its_own_where_it_may(tmp_path):

@@ -245,12 +245,17 @@ def test_an_injection_of_the_users_own_is_left_alone(jitwatch_run):
 
 
 def test_a_process_whose_cupti_is_taken_says_so(jitwatch_run):
-    jitwatch_run(
+    status, _, err = jitwatch_run(
         """
+        import jitwatch
         ctypes.CDLL(os.environ["FAKE"]).fake_set_taken(1)
         load()
-        """
+        jitwatch.ready()
+        """,
+        "--fail-on=in-repo",
     )
+    assert status == 2
+    assert "- the driver hook was not armed (cuptiSubscribe returned 39" in " ".join(err.split())
     [state] = read_run(jitwatch_run.directory).coverage.sources
     assert (state.name, state.armed) == ("driver", False)
     assert "this process already has a subscriber" in state.reason

@@ -133,7 +133,7 @@ def _event(data: dict[str, Any]) -> Event:
 
 
 def _coverage(data: dict[str, Any]) -> Coverage:
-    names = ("silent_pids", "blind_spots", "assumed", "hook_pids")
+    names = ("silent_pids", "blind_spots", "assumed", "hook_pids", "unarmed_reasons")
     sources = tuple(SourceState(**item) for item in data["sources"])
     tuples = {name: tuple(data.get(name, ())) for name in names}
     return Coverage(**{**data, "sources": sources, **tuples})
