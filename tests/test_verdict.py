@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from jitwatch.events import Coverage, SourceState
-from jitwatch.evidence import missing_evidence
+from jitwatch.evidence import missing_evidence, unseen_launches
 from jitwatch.verdict import BUDGET, judge, plural, spell_lengths
 from tests.samples import ARMED, request
 
@@ -55,7 +55,8 @@ SERVED = (request(64, 1),)
 
 
 def reasons(coverage=ARMED, counts=CLEAN, requests=SERVED, simulated=False):
-    return missing_evidence(counts, coverage, requests, simulated=simulated)
+    unseen = unseen_launches(counts, coverage, requests, simulated=simulated)
+    return [*missing_evidence(coverage), *unseen]
 
 
 def test_all_the_evidence_is_there():
