@@ -230,7 +230,8 @@ def request(
     """Around one request, from its arrival until it is answered. Steps say which it is in."""
     if _session is None:
         return nullcontext()
-    return _request(_session.recorder, request_id, prompt_tokens, output_tokens)
+    name, prompt, output = str(request_id), int(prompt_tokens), int(output_tokens)
+    return _request(_session.recorder, name, prompt, output)
 
 
 @contextmanager

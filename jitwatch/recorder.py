@@ -9,6 +9,8 @@ or the files' reader (`log.py`).
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import functools
 import itertools
 import json
@@ -28,6 +30,7 @@ from jitwatch.events import Kind, Phase, SourceState, Variant
 FORMAT = 1
 #: Numbers of a process's second file begin here, of its third at twice that, and so on.
 NUMBERS_A_FILE = 10**9
+HIGH_FD = 700
 
 
 class Recorder:
@@ -68,9 +71,13 @@ class Recorder:
         self._seq = earlier * NUMBERS_A_FILE
         self._step_ids = itertools.count(self._seq + 1)
         name = f"{stem}-{self.clock()}" if earlier else stem
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(self.run_dir / f"{name}.jsonl", flags, 0o644)
+        self._path = self.run_dir / f"{name}.jsonl"
+        self._fd = self._open_file()
         self._write({"r": "process", "format": FORMAT, "pid": self.pid, "t": self.clock()})
+
+    def _open_file(self) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        return out_of_the_way(os.open(self._path, flags, 0o644))
 
     # -- events ---------------------------------------------------------------
 
@@ -296,11 +303,31 @@ class Recorder:
             # On a line of its own: the one before may be torn.
             data = b"\n" + json.dumps({"r": "lost", "number": lost}).encode() + b"\n" + data
         try:
-            if os.write(self._fd, data) != len(data):
+            if self._write_to_file(data) != len(data):
                 raise OSError("a short write")
             self._told += lost
         except OSError:
             self.dropped += 1
+
+    def _write_to_file(self, data: bytes) -> int:
+        try:
+            return os.write(self._fd, data)
+        except OSError as error:
+            if error.errno != errno.EBADF or self._fd < 0:
+                raise
+        self._fd = self._open_file()  # the program closed all that was open
+        return os.write(self._fd, data)
+
+
+def out_of_the_way(fd: int) -> int:
+    """`fd` under a high number: a program that closes descriptors and opens its own gets the lowest
+    ones, and what we write must never end up in its files."""
+    try:
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH_FD)
+    except OSError:  # the process may have no such numbers
+        return fd
+    os.close(fd)
+    return high
 
 
 class _Thread(threading.local):

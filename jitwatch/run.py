@@ -118,7 +118,7 @@ def watched_environment(
 ) -> tuple[dict[str, str], list[str]]:
     """`environment` with what makes a process watch itself, and doubts where it can't all be had.
 
-    A program's own injection (nsys, another profiler) is left alone.
+    An injection of somebody else's (nsys, another profiler) is left alone.
     """
     found = dict(environment)
     found[RUN_DIR] = str(run_dir)
@@ -127,7 +127,7 @@ def watched_environment(
     found["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(INJECT), environment.get("PYTHONPATH")])
     )
-    if environment.get(INJECTION):
+    if environment.get(INJECTION) not in (None, "", environment.get(LIBRARY)):
         text = f"the driver hook was not injected: {INJECTION} is {environment[INJECTION]}"
         return found, [text]
     try:

@@ -466,3 +466,50 @@ def test_a_compiler_on_the_request_path_is_charged(jitwatch_run):
     said = " ".join(err.split())
     assert "compiler: prompt_tokens 64: 1 subprocess; " in said
     assert "step inferred; JW207 compiler started: cc" in said
+
+
+def test_a_program_that_closes_all_descriptors_keeps_its_files_to_itself(jitwatch_run, tmp_path):
+    status, _, err = jitwatch_run(
+        """
+        import jitwatch
+        with jitwatch.request("before", 5), jitwatch.step("decode", ["before"], 1):
+            load()
+        os.closerange(3, 10_000)
+        own = [open(f"own-{n}", "w") for n in range(50)]
+        with jitwatch.request("after", 5), jitwatch.step("decode", ["after"], 1):
+            load()
+        for file in own:
+            file.close()
+        """
+    )
+    assert status == 0, err
+    assert {path.read_text() for path in tmp_path.glob("own-*")} == {""}
+    run = read_run(jitwatch_run.directory)
+    assert [request.id for request in run.requests] == ["before", "after"]
+    assert all(request.end_ns for request in run.requests)
+    assert (len(run.events), run.coverage.dropped) == (2, 0)
+
+
+def test_any_name_of_a_request_is_read_back(jitwatch_run):
+    names = ["a\nb", 'q"', "\udcff", "é", "7"]
+    jitwatch_run(
+        """
+        import jitwatch
+        for name in ("a\\nb", 'q"', "\\udcff", "\xe9", 7):
+            with jitwatch.request(name, 5), jitwatch.step("odd", [name], 1):
+                pass
+        """
+    )
+    run = read_run(jitwatch_run.directory)
+    assert [request.id for request in run.requests] == names
+    assert [step.requests for step in run.steps] == [(name,) for name in names]
+    assert run.coverage.dropped == 0
+
+
+def test_a_run_inside_a_run_is_watched_by_the_inner_one(jitwatch_run, tmp_path):
+    (tmp_path / "inner.py").write_text(PRELUDE + "load()")
+    words = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from jitwatch.cli import main; "
+    words += f"main(['run', '--run-dir', 'inner', '--', {sys.executable!r}, 'inner.py'])"
+    jitwatch_run("", command=[sys.executable, "-c", words])
+    assert [event.kind for event in read_run(tmp_path / "inner").events] == ["load"]
+    assert jitwatch_run.loads() == {}

@@ -11,6 +11,7 @@ import os
 import secrets
 from pathlib import Path
 
+from jitwatch.recorder import out_of_the_way
 from jitwatch.sources.driver import SHARED_MEMORY, answer_with_stacks
 from jitwatch.sources.driver_library import declare
 from jitwatch.sources.driver_log import NO_STEP
@@ -54,5 +55,6 @@ class InjectedHook:
         except OSError:
             link.unlink(missing_ok=True)
             fd = os.open(link, flags, 0o600)
+        fd = out_of_the_way(fd)
         number = answer_with_stacks(self._library, fd)
         self._library.jw_set_stack(fd, number)
