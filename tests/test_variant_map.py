@@ -21,6 +21,7 @@ from jitwatch.render.variant_map import (
     lay_out,
     place,
     render_map,
+    shortened,
     ticks,
 )
 from tests.samples import event, report, request, step, variant
@@ -71,14 +72,18 @@ def test_a_variant_that_overlaps_another_has_a_lane_of_its_own():
     assert [lane.labels for lane in drawn.lanes] == [(), ("BLOCK 16", "BLOCK 64")]
 
 
-def test_variants_one_after_the_other_share_a_lane():
+def test_variants_one_after_the_other_are_a_staircase():
     first = use(((16, 64),), constants={"BLOCK": "16"})
     second = use(((256, 1024),), constants={"BLOCK": "64"})
-    [lane] = lay_out(mapped(second, first)).lanes
-    assert [(bar.first, bar.last, bar.variant) for bar in lane.bars] == [
-        (16, 64, 0),
-        (256, 1024, 1),
-    ]
+    lanes = lay_out(mapped(second, first)).lanes
+    assert [
+        (lane.name, [(bar.first, bar.last, bar.variant) for bar in lane.bars]) for lane in lanes
+    ] == [("scale_kernel", [(16, 64, 0)]), ("", [(256, 1024, 1)])]
+
+
+def test_a_long_name_keeps_its_number():
+    assert shortened("tile_kernel", 11) == "tile_kernel"
+    assert shortened("triton_red_fused_add_mean_mul_pow_12", 20) == "triton_red_…l_pow_12"
 
 
 def test_kernels_with_one_variant_are_named_together():
@@ -130,7 +135,7 @@ def test_a_late_kernel_comes_first_and_is_marked_where_requests_waited():
 def test_variants_that_only_warmup_met_are_counted():
     made = mapped(*tiles())
     made = replace(made, warm_variants=(made.uses[0].variant, variant("i32 == 1")))
-    assert lay_out(made).notes == ("1 variant of warmup's no served length launched",)
+    assert lay_out(made).notes == ("no served length launched 1 variant that warmup loaded",)
 
 
 def test_a_gpu_says_no_more_than_where_loads_were_late():
@@ -196,6 +201,8 @@ def test_no_line_is_wider_than_a_terminal():
     long = [replace(u, variant=replace(u.variant, kernel=n)) for n in names for u in tiles()]
     text = render_map(mapped(*long, *(use(((16, 16),), kernel=f"{n}_one") for n in names)))
     assert max(map(len, text.split("\n"))) <= 80
+    many = [use(((16, 16),), constants={"BLOCK": f"{n} " * 60}) for n in range(9)]
+    assert max(map(len, render_map(mapped(*many)).split("\n"))) <= 80
 
 
 def png_size(path):
@@ -252,37 +259,80 @@ def drawn_axes(made):
 
 def test_a_late_mark_is_on_the_variant_that_begins_there():
     axes = drawn_axes(mapped(*tiles(), late=(64, 256)))
-    [marks] = [line for line in axes.lines if line.get_marker() == "v"]
     # At 256 the second lane's bar begins; at 64 none does, so the kernel's last lane has it.
-    assert list(zip(*marks.get_data(), strict=True)) == [(64, 0.65), (256, 0.65)]
-    narrow, wide = tiles()
-    axes = drawn_axes(mapped(narrow, wide, late=(16,)))
-    [marks] = [line for line in axes.lines if line.get_marker() == "v"]
-    assert list(marks.get_ydata()) == [-0.35]
+    assert marks_of(axes) == [(64, 0.65), (256, 0.65)]
+    assert marks_of(drawn_axes(mapped(*tiles(), late=(16,)))) == [(16, -0.35)]
 
 
-def test_thousands_of_variants_and_late_loads_are_bands():
+def marks_of(axes):
+    """Length and height of each late mark."""
+    lines = [line for line in axes.lines if line.get_marker() == "v"]
+    return [at for line in lines for at in zip(*line.get_data(), strict=True)]
+
+
+def test_thousands_of_variants_are_one_color_and_late_marks_that_would_touch_a_band():
     lengths = (*range(16, 100), 200)
     many = [use(((n, n),), constants={"BLOCK": str(n)}, kernel="tile_kernel") for n in lengths]
-    axes = drawn_axes(mapped(*many, late=lengths[1:], lengths=lengths))
+    axes = drawn_axes(mapped(*many, late=(17, 40, 41, 42, 200), lengths=lengths))
     bars = [(15.5, 84, -0.35, 0.7), (199.5, 1, -0.35, 0.7)]
-    late = [(16.5, 83, -0.49, 0.14), (199.5, 1, -0.49, 0.14)]
-    assert boxes_of(axes) == bars + late
-    assert [line for line in axes.lines if line.get_marker() == "v"] == []
+    assert boxes_of(axes) == [*bars, (39.5, 3, -0.42, 0.14)]
+    assert [len(drawn.get_facecolor()) for drawn in axes.collections] == [1, 1]
+    assert marks_of(axes) == [(17, -0.35), (40, -0.35), (200, -0.35)]
     assert [text.get_text() for text in axes.texts] == ["85 variants: BLOCK 16, …"]
 
 
-def test_a_label_never_stands_on_the_kernels_name():
-    axes = drawn_axes(mapped(use(((16, 16), (256, 256))), use(((64, 64), (1024, 1024)), x="*fp16")))
-    first, second = axes.texts
-    assert (first.get_ha(), second.get_ha()) == ("left", "left")
+def test_a_lone_bar_or_band_among_thousands_is_wide_enough_to_see():
+    lengths = tuple(range(16, 2560))
+    axes = drawn_axes(mapped(use(((2000, 2000),)), *tiles(), lengths=lengths, late=(2000, 2001)))
+    assert {width > 0 for drawn in axes.collections for width in drawn.get_linewidth()} == {True}
+
+
+def test_a_late_mark_without_a_bar_stands_beside_the_kernels_name():
+    assert marks_of(drawn_axes(mapped(late=(16, 256), device="cuda"))) == [(16, 0), (256, 0)]
+
+
+def test_nothing_late_and_no_bars_is_said_in_the_frame():
+    [text] = drawn_axes(mapped(device="cuda")).texts
+    assert text.get_text() == "no late load or autotune"
+
+
+def label_of(*spans, text="16"):
+    """Where the label of a kernel's first variant stands, its side, its color and its ground."""
+    made = mapped(use(spans, constants={"B": text}), use(((1024, 1024),), constants={"B": "-"}))
+    label = next(t for t in drawn_axes(made).texts if t.get_text() != "B -")
+    ground = label.get_bbox_patch().get_facecolor()
+    return label.xy[0], label.get_ha(), label.get_color() == "white", ground == (1, 1, 1, 1)
+
+
+def test_a_label_stands_on_its_bar_or_beside_it_and_nothing_crosses_it():
+    assert label_of((16, 1024)) == (16, "left", True, False)
+    assert label_of((256, 270)) == (256, "right", False, True)
+    # Left of the axis the kernels' names stand.
+    assert label_of((16, 17)) == (17, "left", False, True)
+    assert label_of((16, 17), (1024, 1024)) == (16, "left", False, True)
+    # A bar too narrow for so long a label.
+    assert label_of((16, 64), text="x" * 60) == (64, "left", False, True)
+
+
+def test_a_label_is_cut():
+    axes = drawn_axes(mapped(*(use(((16, 1024),), constants={"B": c * 90}) for c in "xy")))
+    assert {len(text.get_text()) for text in axes.texts} == {60}
+
+
+def test_rungs_near_each_other_share_a_label():
+    axes = drawn_axes(mapped(*tiles(), rungs=(1, 8, 64, 66, 1024)))
+    assert [text.get_text() for text in axes.texts if text.get_text()[0] != "B"] == [
+        "1",
+        "64",
+        "1,024",
+    ]
 
 
 def test_a_rung_above_the_longest_length_is_a_note():
     layout = lay_out(mapped(*tiles(), rungs=(64, 4096)))
     assert (layout.rungs, layout.longest) == ((64,), 1024)
     assert layout.notes[0] == "warmup's rungs above 1,024: 4,096"
-    assert lay_out(mapped(*tiles(), rungs=(64, 1024))).rungs == (64, 1024)
+    assert lay_out(mapped(*tiles(), rungs=(1024, 64, 64))).rungs == (64, 1024)
 
 
 def test_why_there_are_no_bars():
@@ -315,7 +365,7 @@ def run(tmp_path):
 
 def test_report_writes_the_figure_its_name_asks_for(run, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    kinds = (("m.png", b"\x89PNG"), ("m.svg", b"<?xml"), ("m.pdf", b"%PDF"), ("m.TXT", b"PASS"))
+    kinds = (("m.PNG", b"\x89PNG"), ("m.svg", b"<?xml"), ("m.pdf", b"%PDF"), ("m.TXT", b"PASS"))
     for name, start in kinds:
         assert main(["report", str(run), "--map", str(tmp_path / name)]) == 0
         assert (tmp_path / name).read_bytes().startswith(start)
@@ -337,11 +387,21 @@ def test_each_device_has_a_file(run, tmp_path):
     assert {path.name for path in tmp_path.glob("map*")} == {"map-sim-h200.txt", "map-sim-l4.txt"}
 
 
+@pytest.mark.parametrize("name", ["-", "map.txt", "map.png"])
+def test_a_run_that_served_nothing_writes_nothing(run, tmp_path, capsys, name):
+    run.write_text(render_json([report(steps=[], requests=[], device="sim:h200")]))
+    where = name if name == "-" else str(tmp_path / name)
+    assert main(["report", str(run), "--map", where]) == 2
+    out, said = capsys.readouterr()
+    assert (out, said.split("\n")[0]) == ("", "jitwatch: the run on sim:h200 has no variant map")
+    assert list(tmp_path.glob("map*")) == []
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("map.jpeg", "--map {0}/map.jpeg: no figure ends so"),
-        ("map", "--map {0}/map: no figure ends so"),
+        ("map.jpeg", "--map {0}/map.jpeg: unknown ending"),
+        ("map", "--map {0}/map: unknown ending"),
         ("nowhere/map.png", "--map {0}/nowhere/map.png: can't be written"),
     ],
 )

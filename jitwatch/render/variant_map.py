@@ -12,7 +12,6 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from jitwatch.attribution import IN_REPO
 from jitwatch.errors import UsageError
@@ -20,16 +19,19 @@ from jitwatch.events import Variant, VariantUse
 from jitwatch.report import Report
 from jitwatch.verdict import plural
 
-WIDTH, NAME_WIDTH = 80, 24
+#: Of the map as text: a line, the names on its left, the columns of the axis.
+WIDTH, NAME_WIDTH, COLUMNS = 80, 24, 56
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 #: Kinds of a stall that a mark stands for.
 MARKED = ("load", "autotune")
-#: Fields of a variant that its label names, and variants of a kernel that have lanes or labels.
-LABEL_FIELDS, MOST_LANES, MOST_LABELS = 3, 6, 8
+#: Fields of a variant that its label names, and variants of a kernel that are told apart.
+LABEL_FIELDS, MOST_LABELS = 3, 8
+#: Characters at the end of a name that is cut: names that a compiler makes end in a number.
+NAME_END = 8
 #: How much of the axis a named length needs to itself.
 TICK_ROOM = 0.045
-NO_BARS = "nothing on a GPU says which variants a request launched: bars need a run on sim:BOARD"
-NO_USES = "no answered request launched a kernel, so there are no bars"
+NO_BARS = "a GPU does not tell which variants a request launched; a sweep on sim:BOARD has bars"
+NO_USES = "no launch of an answered request was recorded, so there are no bars"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A line of the map: a kernel's bars, or those of one of its variants where they overlap.
+    """A line of the map: the bars of one variant, or of all where a kernel has too many.
 
     The last of a kernel's lanes has the labels of all its variants and the lengths that were late.
     """
@@ -84,6 +86,7 @@ def lay_out(report: Report) -> VariantMap:
             "no request was served, so there is no length to draw",
             "`jitwatch report RUN` says what went wrong; mend that and sweep again",
         )
+    rungs = [rung.prompt_tokens for rung in report.ladder]
     late = late_lengths(report)
     uses = uses_by_kernel(report, lengths)
     constant = [kernel for kernel, found in uses.items() if len(found) == 1 and kernel not in late]
@@ -99,7 +102,7 @@ def lay_out(report: Report) -> VariantMap:
         longest=lengths[-1],
         lanes=tuple(lanes),
         constant=tuple(sorted(constant)),
-        rungs=tuple(r.prompt_tokens for r in report.ladder if r.prompt_tokens <= lengths[-1]),
+        rungs=tuple(sorted({n for n in rungs if n <= lengths[-1]})),
         notes=tuple(notes_of(report, {kernel: uses[kernel][0] for kernel in constant}, lengths)),
     )
 
@@ -167,7 +170,7 @@ def notes_of(
     used = {use.variant for use in report.uses}
     unused = sum(variant not in used for variant in report.warm_variants)
     if unused:
-        notes.append(f"{plural(unused, 'variant')} of warmup's no served length launched")
+        notes.append(f"no served length launched {plural(unused, 'variant')} that warmup loaded")
     return notes
 
 
@@ -182,20 +185,17 @@ def _warm(report: Report) -> list[str]:
 
 
 def lanes_of(kernel: str, uses: Sequence[VariantUse], late: tuple[int, ...]) -> list[Lane]:
-    """One lane where each variant's lengths are together, else one for each where they are few."""
+    """A lane for each variant, in order of their first lengths; one for all where they are many."""
     ordered = sorted(uses, key=lambda use: use.spans)
     labels = labels_of([use.variant for use in ordered])
     bars = [
         [Bar(first, last, number, labels[number]) for first, last in use.spans]
         for number, use in enumerate(ordered)
     ]
-    hulls = [(found[0].first, found[-1].last) for found in bars]
-    apart = all(before[1] < after[0] for before, after in pairwise(hulls))
-    if apart or len(bars) > MOST_LANES:
+    if not bars or len(bars) > MOST_LABELS:
         together = sorted((bar for found in bars for bar in found), key=lambda bar: bar.first)
         return [Lane(kernel, tuple(together), tuple(labels), late)]
-    names = [kernel, *[""] * (len(bars) - 1)]
-    lanes = [Lane(name, tuple(found)) for name, found in zip(names, bars, strict=True)]
+    lanes = [Lane("" if number else kernel, tuple(found)) for number, found in enumerate(bars)]
     lanes[-1] = replace(lanes[-1], labels=tuple(labels), late=late)
     return lanes
 
@@ -205,11 +205,16 @@ def labels_of(variants: Sequence[Variant]) -> list[str]:
     tables = [{**dict(v.arguments), **dict(v.constants), **dict(v.options)} for v in variants]
     names = dict.fromkeys(name for table in tables for name in table)
     telling = [name for name in names if len({table.get(name) for table in tables}) > 1]
-    labels = []
-    for table in tables:
-        parts = [f"{name} {table.get(name, 'not passed')}" for name in telling[:LABEL_FIELDS]]
-        labels.append(", ".join(parts))
-    return labels
+    return [
+        ", ".join(f"{name} {table.get(name, 'not passed')}" for name in telling[:LABEL_FIELDS])
+        for table in tables
+    ]
+
+
+def shortened(name: str, width: int) -> str:
+    """A name within `width` characters, cut in its middle."""
+    cut = f"{name[: width - NAME_END - 1]}…{name[-NAME_END:]}"
+    return name if len(name) <= width else cut
 
 
 def place(length: int, shortest: int, longest: int) -> float:
@@ -248,20 +253,17 @@ def render_map(report: Report) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _columns() -> int:
-    return WIDTH - NAME_WIDTH
-
-
 def _column(length: int, drawn: VariantMap) -> int:
-    last = _columns() - 1
+    """Where a length stands; at the edge where it lies beyond, as a rung may."""
+    last = COLUMNS - 1
     return min(last, max(0, round(place(length, drawn.shortest, drawn.longest) * last)))
 
 
 def _axis(drawn: VariantMap) -> str:
     """The lengths above the columns, as many as have room; the last one ends with its column."""
-    cells = [" "] * _columns()
+    cells = [" "] * COLUMNS
     longest = f"{drawn.longest:,}"
-    free_until = _columns() - len(longest)
+    free_until = COLUMNS - len(longest)
     taken = 0
     for tick in ticks(drawn.shortest, drawn.longest)[:-1]:
         text, start = f"{tick:,}", _column(tick, drawn)
@@ -273,30 +275,26 @@ def _axis(drawn: VariantMap) -> str:
 
 
 def _marks(name: str, lengths: Iterable[int], mark: str, drawn: VariantMap) -> str:
-    cells = [" "] * _columns()
+    cells = [" "] * COLUMNS
     for length in lengths:
-        if drawn.shortest <= length <= drawn.longest:
-            cells[_column(length, drawn)] = mark
-    # A rung below the shortest length served warms it all the same.
-    if any(length < drawn.shortest for length in lengths):
-        cells[0] = mark
+        cells[_column(length, drawn)] = mark
     return f"{name:<{NAME_WIDTH}}{''.join(cells)}"
 
 
 def _lane(lane: Lane, drawn: VariantMap) -> list[str]:
-    cells = [" "] * _columns()
+    cells = [" "] * COLUMNS
     for bar in lane.bars:
         letter = LETTERS[bar.variant] if len(lane.labels) <= MOST_LABELS else "*"
         for column in range(_column(bar.first, drawn), _column(bar.last, drawn) + 1):
-            # Where a column holds the border between two, the later one has it.
             cells[column] = letter
-    name = lane.name if len(lane.name) < NAME_WIDTH else f"{lane.name[: NAME_WIDTH - 2]}…"
+    name = shortened(lane.name, NAME_WIDTH - 1)
     lines = [f"{name:<{NAME_WIDTH}}{''.join(cells)}"] if lane.bars else []
     if lane.late:
         lines.append(_marks("  late" if lane.bars else name, lane.late, "!", drawn))
     if len(lane.labels) < 2:
         return lines
     if len(lane.labels) > MOST_LABELS:
-        return [*lines, f"  {plural(len(lane.labels), 'variant')}: {lane.labels[0]}, …"]
-    legend = "; ".join(f"{LETTERS[n]} {label}" for n, label in enumerate(lane.labels))
+        legend = f"{plural(len(lane.labels), 'variant')}: {lane.labels[0]}, …"
+    else:
+        legend = "; ".join(f"{LETTERS[n]} {label}" for n, label in enumerate(lane.labels))
     return [*lines, *textwrap.wrap(f"  {legend}", WIDTH, subsequent_indent="    ")]
