@@ -228,10 +228,16 @@ def test_the_users_own_sitecustomize_runs_and_the_path_is_as_it_was(jitwatch_run
         "print(OWN); print(sys.modules['sitecustomize'].__file__); print(sys.path)",
         PYTHONPATH=str(tmp_path / "own"),
     )
-    own, module, path = out.splitlines()
-    assert own == module == str(tmp_path / "own/sitecustomize.py")
-    assert "inject" not in path
-    assert str(ROOT) not in path
+    alone = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "own")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert out == alone.stdout
+    assert out.startswith(f"{tmp_path}/own/sitecustomize.py\n" * 2)
 
 
 def test_an_injection_of_the_users_own_is_left_alone(jitwatch_run):
